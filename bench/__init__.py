@@ -1,0 +1,1 @@
+"""Load generation, baselines and reports."""

@@ -1,0 +1,1 @@
+"""Ray cluster, command line, manifests. The only package that imports ray."""

@@ -1,0 +1,1 @@
+"""Moving KV between two workers: layout, plan, landing zones, transports. Knows no models."""

@@ -1,0 +1,1 @@
+"""The prefill role: runs prompts and pushes their KV."""

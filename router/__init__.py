@@ -1,0 +1,1 @@
+"""The client's door: text, membership, policy, dispatch. No torch."""
