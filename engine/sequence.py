@@ -44,8 +44,14 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    arrival: int = 0  # counts up in the scheduler: the lower, the older
 
     @property
     def num_output_tokens(self) -> int:
         """Generated tokens so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens whose KV is not there yet."""
+        return len(self.token_ids) - self.num_computed_tokens

@@ -60,7 +60,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_cached_tokens: _Optional[int] = ..., decode_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Timeline(_message.Message):
-    __slots__ = ("path", "path_reason", "prefill_worker", "decode_worker", "queue_s", "reserve_s", "prefill_queue_s", "prefill_s", "first_token_return_s", "ttft_s", "transfer_tail_s", "transfer_s", "first_decode_step_s", "kv_bytes", "transport", "e2e_s")
+    __slots__ = ("path", "path_reason", "prefill_worker", "decode_worker", "queue_s", "reserve_s", "prefill_queue_s", "prefill_s", "dispatch_s", "ttft_s", "transfer_tail_s", "transfer_s", "first_decode_step_s", "kv_bytes", "transport", "e2e_s")
     PATH_FIELD_NUMBER: _ClassVar[int]
     PATH_REASON_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -69,7 +69,7 @@ class Timeline(_message.Message):
     RESERVE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
-    FIRST_TOKEN_RETURN_S_FIELD_NUMBER: _ClassVar[int]
+    DISPATCH_S_FIELD_NUMBER: _ClassVar[int]
     TTFT_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_TAIL_S_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
@@ -85,7 +85,7 @@ class Timeline(_message.Message):
     reserve_s: float
     prefill_queue_s: float
     prefill_s: float
-    first_token_return_s: float
+    dispatch_s: float
     ttft_s: float
     transfer_tail_s: float
     transfer_s: float
@@ -93,4 +93,4 @@ class Timeline(_message.Message):
     kv_bytes: int
     transport: str
     e2e_s: float
-    def __init__(self, path: _Optional[_Union[Path, str]] = ..., path_reason: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., queue_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., first_token_return_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., transfer_tail_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_step_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., e2e_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, path: _Optional[_Union[Path, str]] = ..., path_reason: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., queue_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., dispatch_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., transfer_tail_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_step_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., e2e_s: _Optional[float] = ...) -> None: ...

@@ -108,20 +108,22 @@ class PrefillPushed(_message.Message):
     def __init__(self, kv_bytes: _Optional[int] = ..., transfer_s: _Optional[float] = ..., transfer_tail_s: _Optional[float] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "stopping", "cache_salt", "local_prefill_max_tokens")
+    __slots__ = ("request_id", "token_ids", "sampling", "stopping", "cache_salt", "local_prefill_max_tokens", "prefill_locally")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOPPING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_LOCALLY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _request_pb2.SamplingParams
     stopping: _request_pb2.StoppingCriteria
     cache_salt: str
     local_prefill_max_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_request_pb2.StoppingCriteria, _Mapping]] = ..., cache_salt: _Optional[str] = ..., local_prefill_max_tokens: _Optional[int] = ...) -> None: ...
+    prefill_locally: bool
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_request_pb2.StoppingCriteria, _Mapping]] = ..., cache_salt: _Optional[str] = ..., local_prefill_max_tokens: _Optional[int] = ..., prefill_locally: _Optional[bool] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
     __slots__ = ("reserved", "tokens", "finished", "committed")

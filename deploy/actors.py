@@ -1,0 +1,90 @@
+"""The actors of a cluster: each hosts one server in a process of its own. The controller makes them remote."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from deploy.cluster_status import MemberReport, MemberState
+from deploy.worker_spec import WorkerAddress, WorkerSpec
+
+
+class WorkerActor:
+    """Hosts one worker. The start runs in the background, so that heartbeats are answered meanwhile."""
+
+    async def begin(self, spec: WorkerSpec) -> None:
+        """Begins to start the worker; to be called once, before anything else."""
+        self._detail = "starting"
+        self._start = asyncio.create_task(self._run(spec))
+
+    async def report(self) -> MemberReport:
+        """The heartbeat."""
+        if not self._start.done():
+            return MemberReport(MemberState.STARTING, self._detail, pid=os.getpid())
+        if (error := self._start.exception()) is not None:
+            return MemberReport(MemberState.FAILED, _describe(error), pid=os.getpid())
+        worker = self._start.result()
+        if self._process.is_healthy():
+            return MemberReport(MemberState.READY, "", worker.address, worker.epoch, worker.pid)
+        detail = "its engine cannot serve"
+        return MemberReport(MemberState.UNHEALTHY, detail, worker.address, worker.epoch, worker.pid)
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends the worker, giving running requests `grace_s` seconds."""
+        if await _is_started(self._start):
+            await self._process.stop(grace_s)
+
+    async def _run(self, spec: WorkerSpec) -> WorkerAddress:
+        # Imported by its own process only: the controller creates workers without loading torch.
+        from deploy.worker_process import WorkerProcess  # noqa: PLC0415
+
+        self._process = WorkerProcess()
+        return await self._process.start(spec, self._set_detail)
+
+    def _set_detail(self, detail: str) -> None:
+        self._detail = detail
+
+
+class RouterActor:
+    """Hosts one router."""
+
+    async def begin(self, model_dir: str, model_name: str, host: str, port: int) -> None:
+        """Begins to start the router; to be called once, before anything else. `port` 0 takes any free port."""
+        self._start = asyncio.create_task(self._run(model_dir, model_name, host, port))
+
+    async def report(self) -> MemberReport:
+        """The heartbeat. Ready means that it knows workers to send requests to."""
+        if not self._start.done():
+            return MemberReport(MemberState.STARTING, "starting", pid=os.getpid())
+        if (error := self._start.exception()) is not None:
+            return MemberReport(MemberState.FAILED, _describe(error), pid=os.getpid())
+        state = MemberState.READY if self._server.ready else MemberState.WAITING
+        return MemberReport(state, "", self._start.result(), pid=os.getpid())
+
+    async def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
+        """Tells it all workers there are now."""
+        await self._server.set_workers(workers)
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends the router, giving running requests `grace_s` seconds."""
+        if await _is_started(self._start):
+            await self._server.stop(grace_s)
+
+    async def _run(self, model_dir: str, model_name: str, host: str, port: int) -> str:
+        # Imported by its own process only, like the worker.
+        from router.server import RouterServer, RouterSpec  # noqa: PLC0415
+
+        self._server = RouterServer()
+        spec = RouterSpec(model_dir=model_dir, model_name=model_name, host=host, port=port)
+        return await self._server.start(spec)
+
+
+async def _is_started(start: asyncio.Task[Any]) -> bool:
+    """Whether a start has succeeded; one that is under way is given up."""
+    start.cancel()
+    await asyncio.wait([start])
+    return not start.cancelled() and start.exception() is None
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,96 @@
+"""What a cluster is to be: the desired state that the controller keeps up. Pure."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.core_assignment import assign_cores
+from deploy.errors import ClusterError
+from deploy.worker_spec import WorkerSpec
+
+DEFAULT_CLUSTER_NAME = "baton"
+DTYPES = ("bfloat16", "float32")
+MAX_WORKERS = 64
+_NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+
+
+class ClusterSpecError(ClusterError):
+    """A cluster of this description cannot exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """One cluster on one machine. `router_port` 0 is any free port; `kv_memory_bytes` is per worker, 0 for auto.
+
+    With `pin_cores` each worker is pinned to cores of its own; without, Ray counts `cores_per_worker` CPUs
+    for it. Raises ClusterSpecError.
+    """
+
+    model_dir: str
+    model_name: str
+    name: str = DEFAULT_CLUSTER_NAME
+    num_prefill: int = 1
+    num_decode: int = 1
+    num_mixed: int = 0
+    dtype: str = "bfloat16"
+    host: str = "127.0.0.1"
+    router_port: int = 0
+    cores_per_worker: int = 1
+    kv_memory_bytes: int = 0
+    pin_cores: bool = True
+
+    def __post_init__(self) -> None:
+        if problem := self._name_problem() or self._size_problem() or self._option_problem():
+            raise ClusterSpecError(problem)
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of all roles."""
+        return self.num_prefill + self.num_decode + self.num_mixed
+
+    def worker_specs(self, available_cores: Sequence[int]) -> tuple[WorkerSpec, ...]:
+        """One spec for each worker, named after its role: prefill-0, prefill-1, decode-0..."""
+        counts = {"prefill": self.num_prefill, "decode": self.num_decode, "mixed": self.num_mixed}
+        places = [(role, index) for role, count in counts.items() for index in range(count)]
+        cores: Sequence[tuple[int, ...]] = [()] * len(places)
+        if self.pin_cores:
+            cores = assign_cores(len(places), self.cores_per_worker, available_cores).cores
+        return tuple(
+            WorkerSpec(
+                name=f"{role}-{index}",
+                role=role,
+                model_dir=self.model_dir,
+                model_name=self.model_name,
+                dtype=self.dtype,
+                cores=worker_cores,
+                host=self.host,
+                kv_memory_bytes=self.kv_memory_bytes,
+            )
+            for (role, index), worker_cores in zip(places, cores, strict=True)
+        )
+
+    def _name_problem(self) -> str:
+        if _NAME_PATTERN.fullmatch(self.name):
+            return ""
+        return f"cluster name {self.name!r}: use 1 to 40 of a-z, 0-9 and '-', not beginning with '-'"
+
+    def _size_problem(self) -> str:
+        counts = (self.num_prefill, self.num_decode, self.num_mixed)
+        if min(counts) < 0 or self.num_workers > MAX_WORKERS:
+            return f"{counts} prefill, decode and mixed workers: use 0 or more of each, {MAX_WORKERS} in all"
+        if self.num_prefill + self.num_mixed == 0:
+            return "no worker can prefill: add --prefill 1 or --mixed 1"
+        if self.num_decode + self.num_mixed == 0:
+            return "no worker can decode: add --decode 1 or --mixed 1"
+        return ""
+
+    def _option_problem(self) -> str:
+        if self.dtype not in DTYPES:
+            return f"dtype {self.dtype!r}: use {' or '.join(DTYPES)}"
+        if not 0 <= self.router_port <= 65535:
+            return f"router port {self.router_port}: use 0 for any free port, or 1 to 65535"
+        if self.cores_per_worker < 1:
+            return f"{self.cores_per_worker} cores per worker: use 1 or more"
+        if self.kv_memory_bytes < 0:
+            return f"{self.kv_memory_bytes} bytes of KV memory: use 0 for automatic, or more"
+        return ""

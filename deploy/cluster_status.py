@@ -1,0 +1,67 @@
+"""What actors report to the controller, and the controller to whoever asks. Pure."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class MemberState(Enum):
+    """Where one actor of the cluster stands."""
+
+    STARTING = "starting"
+    WAITING = "waiting for workers"  # a router that runs, but knows no pair of workers
+    READY = "ready"
+    UNHEALTHY = "unhealthy"  # answers, but says that it cannot serve
+    FAILED = "failed"  # its start raised
+    RESTARTING = "restarting"  # lost; a new one follows
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its server runs."""
+        return self in (MemberState.WAITING, MemberState.READY)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReport:
+    """An actor's answer to a heartbeat. `address` (host:port), `epoch` and `pid` are set once it is ready."""
+
+    state: MemberState
+    detail: str = ""
+    address: str = ""
+    epoch: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One actor as the controller sees it. `failures_in_a_row` counts since it last was ready for long."""
+
+    name: str
+    role: str
+    report: MemberReport
+    num_restarts: int
+    failures_in_a_row: int
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it serves."""
+        return self.report.state is MemberState.READY
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """The whole cluster at one moment."""
+
+    name: str
+    model_name: str
+    router: MemberStatus
+    workers: tuple[MemberStatus, ...]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the router and every worker serve."""
+        return all(member.is_ready for member in self.members)
+
+    @property
+    def members(self) -> tuple[MemberStatus, ...]:
+        """The router, then the workers."""
+        return (self.router, *self.workers)

@@ -1,0 +1,67 @@
+"""A connection to Ray, and the controller in it. Import it when Ray's environment is set: Ray reads it only then."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from deploy.cluster_spec import ClusterSpec
+from deploy.cluster_status import ClusterStatus
+from deploy.controller import NAMESPACE, Controller, controller_name
+from deploy.errors import ClusterError
+
+_STATUS_TIMEOUT_S = 10.0
+_SHUTDOWN_MARGIN_S = 15.0
+
+
+@contextlib.contextmanager
+def ray_session(address: str) -> Iterator[None]:
+    """Connects to the Ray at host:port. Raises ClusterError if there is none, or if Ray fails meanwhile."""
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        yield
+    except (RayError, ConnectionError, TimeoutError) as error:
+        raise ClusterError(f"Ray at {address} fails: {error}") from error
+    finally:
+        ray.shutdown()
+
+
+def create_controller(spec: ClusterSpec, available_cores: Sequence[int]) -> None:
+    """Creates the controller, which outlives this session; it begins at once to create the rest."""
+    options = {
+        "name": controller_name(spec.name),
+        "lifetime": "detached",
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "max_concurrency": 100,
+    }
+    ray.remote(Controller).options(**options).remote(spec, available_cores)
+
+
+def controller_status(cluster: str) -> ClusterStatus:
+    """What the controller of a cluster says. Raises ClusterError if there is none."""
+    controller = _controller(cluster)
+    if controller is None:
+        raise ClusterError(
+            f"Ray runs, but not the controller of cluster {cluster!r}: run `baton down --name {cluster}`"
+        )
+    status: ClusterStatus = ray.get(controller.status.remote(), timeout=_STATUS_TIMEOUT_S)
+    return status
+
+
+def shut_down(cluster: str, grace_s: float) -> None:
+    """Ends all actors of a cluster, with `grace_s` seconds for running requests. Nothing happens without one."""
+    controller = _controller(cluster)
+    if controller is None:  # it never came to life, or is gone already
+        return
+    ray.get(controller.shutdown.remote(grace_s), timeout=2 * grace_s + _SHUTDOWN_MARGIN_S)
+    ray.kill(controller, no_restart=True)
+
+
+def _controller(cluster: str) -> Any:
+    try:
+        return ray.get_actor(controller_name(cluster), NAMESPACE)
+    except ValueError:
+        return None

@@ -1,0 +1,35 @@
+"""What one worker process is to be, and where it can be reached once it runs. Pure and light."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker: `role` is prefill, decode or mixed; `kv_memory_bytes` 0 leaves the amount to the worker.
+
+    `cores` are the CPU cores it is pinned to; none: not pinned. `block_size` is in tokens.
+    """
+
+    name: str
+    role: str
+    model_dir: str
+    model_name: str
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    cores: tuple[int, ...] = ()
+    host: str = "127.0.0.1"
+    kv_memory_bytes: int = 0
+    block_size: int = 16
+    max_step_tokens: int = 512
+    max_batch_sequences: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress:
+    """One life of a worker: `address` is host:port, `epoch` is new in each life."""
+
+    name: str
+    role: str
+    address: str
+    epoch: str
+    pid: int

@@ -1,0 +1,228 @@
+"""The engine: one thread that steps while there is work, and the lock under which others hand it work."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.block_pool import Ledger
+from engine.runner import OnLayer
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.step_plan import SequenceOutput, StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 1.0  # how long the idle thread sleeps before it looks again; work wakes it at once
+
+
+class SequenceSink(Protocol):
+    """Hears of one sequence, on the engine's thread. Must not block."""
+
+    wants_layers: bool
+
+    def on_started(self, num_cached_tokens: int) -> None:
+        """The first step with the sequence begins; so many of its tokens came from the prefix cache."""
+        ...
+
+    def on_layer(self, layer: int, start: int, end: int) -> None:
+        """KV of tokens [start, end) of this layer is in the blocks. Only called if `wants_layers`."""
+        ...
+
+    def on_output(self, output: SequenceOutput) -> None:
+        """New tokens, perhaps the last."""
+        ...
+
+    def on_failure(self, message: str) -> None:
+        """The step with the sequence failed: it is gone."""
+        ...
+
+
+class StepRunner(Protocol):
+    """What executes plans."""
+
+    def run(self, plan: StepPlan, on_layer: OnLayer) -> StepResult:
+        """See `engine.runner.Runner.run`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How loaded the engine is at one moment."""
+
+    ledger: Ledger
+    num_in_flight_blocks: int
+    num_sequences: int
+    num_running: int
+    num_waiting: int
+    num_reserved: int
+    num_queued_tokens: int
+
+
+class Engine:
+    """Runs a scheduler's plans. All methods may be called from any thread and never wait for a step."""
+
+    def __init__(self, runner: StepRunner, scheduler: Scheduler, on_change: Callable[[], None]) -> None:
+        """`on_change` is called, on any thread, whenever the load may have changed. Must not block."""
+        self._runner = runner
+        self._scheduler = scheduler
+        self._on_change = on_change
+        self._work = threading.Condition()
+        self._sinks: dict[str, SequenceSink] = {}
+        self._started: set[str] = set()
+        self._stopping = False
+        self._step_began_at: float | None = None
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Ends the thread after the step in flight; sequences are left where they are."""
+        with self._work:
+            self._stopping = True
+            self._work.notify_all()
+        self._thread.join(timeout_s)
+
+    def add(self, sequence: Sequence, sink: SequenceSink) -> None:
+        """Queues a sequence whose prompt is computed here. Raises `NeverFits` or `QueueFull`."""
+        with self._work:
+            self._scheduler.add(sequence)
+            self._sinks[sequence.sequence_id] = sink
+            self._work.notify_all()
+        self._on_change()
+
+    def reserve(self, sequence: Sequence, sink: SequenceSink) -> int:
+        """Reserves blocks for a sequence whose KV comes from elsewhere; returns the tokens already held here.
+
+        Raises `NeverFits` or `OutOfBlocks`, and then nothing is held.
+        """
+        with self._work:
+            num_cached_tokens = self._scheduler.reserve(sequence)
+            self._sinks[sequence.sequence_id] = sink
+        self._on_change()
+        return num_cached_tokens
+
+    def activate(self, sequence_id: str, first_token_id: int) -> SequenceOutput:
+        """The reserved sequence's KV is there, and its next token known: it joins the running batch."""
+        with self._work:
+            output = self._scheduler.activate(sequence_id, first_token_id)
+            if output.finish_reason is not None:
+                self._forget(sequence_id)
+            self._work.notify_all()
+        self._on_change()
+        return output
+
+    def abort(self, sequence_id: str) -> None:
+        """Drops a sequence in any state; unknown ids are fine. Its blocks return after the step in flight."""
+        with self._work:
+            self._scheduler.abort(sequence_id)
+            self._forget(sequence_id)
+            self._work.notify_all()
+        self._on_change()
+
+    def release(self, sequence_id: str) -> None:
+        """Lets go of the blocks of a sequence held after prefill."""
+        with self._work:
+            self._scheduler.release(sequence_id)
+            self._forget(sequence_id)
+            self._work.notify_all()
+        self._on_change()
+
+    def load(self) -> EngineLoad:
+        """A consistent snapshot."""
+        with self._work:
+            scheduler = self._scheduler
+            return EngineLoad(
+                ledger=scheduler.ledger(),
+                num_in_flight_blocks=scheduler.num_in_flight_blocks,
+                num_sequences=scheduler.num_sequences,
+                num_running=scheduler.num_running,
+                num_waiting=scheduler.num_waiting,
+                num_reserved=scheduler.num_reserved,
+                num_queued_tokens=scheduler.num_queued_tokens,
+            )
+
+    def drop_prefix_cache(self) -> int:
+        """Forgets every cached block nobody refers to; returns how many."""
+        with self._work:
+            return self._scheduler.drop_cache()
+
+    def stalled_s(self) -> float:
+        """Seconds the step in flight has taken so far; 0 between steps. A dead thread counts as stalled for ever."""
+        if not self._thread.is_alive():
+            return float("inf")
+        began_at = self._step_began_at
+        return 0.0 if began_at is None else time.monotonic() - began_at
+
+    def _loop(self) -> None:
+        while (plan := self._next_plan()) is not None:
+            self._announce(plan)
+            try:
+                result = self._runner.run(plan, self._layer_callback(plan))
+            except Exception as error:
+                # The root of the engine's task: a failed step ends its sequences, not the worker.
+                logger.exception("a step of %d sequences failed", len(plan.sequences))
+                self._fail(plan, f"the step failed: {type(error).__name__}")
+                continue
+            self._deliver(plan, result)
+
+    def _next_plan(self) -> StepPlan | None:
+        with self._work:
+            self._step_began_at = None
+            while not self._stopping:
+                plan = self._scheduler.schedule()
+                if plan is not None:
+                    self._step_began_at = time.monotonic()
+                    return plan
+                self._work.wait(IDLE_WAIT_S)
+            return None
+
+    def _announce(self, plan: StepPlan) -> None:
+        for scheduled in plan.sequences:
+            sink = self._sinks.get(scheduled.sequence_id)
+            if sink is not None and scheduled.sequence_id not in self._started:
+                self._started.add(scheduled.sequence_id)
+                sink.on_started(scheduled.start)
+
+    def _layer_callback(self, plan: StepPlan) -> OnLayer:
+        listeners = [
+            (sink, s.start, s.start + len(s.token_ids))
+            for s in plan.sequences
+            if (sink := self._sinks.get(s.sequence_id)) is not None and sink.wants_layers
+        ]
+
+        def on_layer(layer: int) -> None:
+            for sink, start, end in listeners:
+                sink.on_layer(layer, start, end)
+
+        return on_layer
+
+    def _deliver(self, plan: StepPlan, result: StepResult) -> None:
+        with self._work:
+            outputs = self._scheduler.commit(plan, result)
+            sinks = [self._sinks.get(output.sequence_id) for output in outputs]
+            for output in outputs:
+                if output.finish_reason is not None:
+                    self._forget(output.sequence_id)
+        for output, sink in zip(outputs, sinks, strict=True):
+            if sink is not None:
+                sink.on_output(output)
+        self._on_change()
+
+    def _fail(self, plan: StepPlan, message: str) -> None:
+        with self._work:
+            failed = [(i, self._sinks.get(i)) for i in self._scheduler.fail(plan)]
+            for sequence_id, _ in failed:
+                self._forget(sequence_id)
+        for _, sink in failed:
+            if sink is not None:
+                sink.on_failure(message)
+        self._on_change()
+
+    def _forget(self, sequence_id: str) -> None:
+        self._sinks.pop(sequence_id, None)
+        self._started.discard(sequence_id)

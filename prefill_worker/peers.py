@@ -1,0 +1,37 @@
+"""Channels to decode workers, one for each address, kept between requests."""
+
+import grpc
+
+from baton import channel
+from kv_transfer.grpc_transport import GrpcTransport
+from kv_transfer.transport import Link
+
+MAX_PEERS = 64
+
+
+class Peers:
+    """Owns the channels. The oldest is closed when there are more than `MAX_PEERS`: addresses of dead workers."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._transport = GrpcTransport(self.channel)
+        self._closing: list[grpc.aio.Channel] = []
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """The channel to host:port."""
+        found = self._channels.pop(address, None) or channel.channel(address, internal=True)
+        self._channels[address] = found  # the latest used stands last
+        if len(self._channels) > MAX_PEERS:
+            self._closing.append(self._channels.pop(next(iter(self._channels))))
+        return found
+
+    def link(self, address: str) -> Link:
+        """A link for KV over the channel to host:port."""
+        return self._transport.connect(address)
+
+    async def close(self) -> None:
+        """Closes all channels."""
+        for open_channel in (*self._channels.values(), *self._closing):
+            await open_channel.close()
+        self._channels.clear()
+        self._closing.clear()

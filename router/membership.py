@@ -1,0 +1,187 @@
+"""The workers the router knows: their identity, their load as they report it, and what was sent to them."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import grpc
+
+from baton import channel
+from baton.v1 import worker_pb2, worker_pb2_grpc
+from router.worker_view import FingerprintKey, WorkerView
+
+logger = logging.getLogger(__name__)
+
+INFO_TIMEOUT_S = 5.0
+SILENCE_LIMIT_S = 3.0  # a worker reports at least once a second
+RECONNECT_DELAY_S = 0.5
+
+
+class WorkerAddress(Protocol):
+    """Where a worker is, as the controller says."""
+
+    @property
+    def name(self) -> str:
+        """Stable name, such as prefill-0."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one request puts on one worker, as the router counts it."""
+
+    prompt_tokens: int
+    blocks: int
+
+
+@dataclass(slots=True)
+class Member:
+    """One worker. `info` and `state` are None until, or while not, it is reachable."""
+
+    name: str
+    address: str
+    channel: grpc.aio.Channel
+    info: worker_pb2.GetWorkerInfoResponse | None = None
+    state: worker_pb2.WatchStateResponse | None = None
+    watch: asyncio.Task[None] | None = None
+    sent: dict[object, Assignment] = field(default_factory=dict)
+
+    @property
+    def is_known(self) -> bool:
+        """Reachable, and of a known identity."""
+        return self.info is not None and self.state is not None
+
+    def view(self) -> WorkerView:
+        """A snapshot; only of a known member."""
+        info, state = self.info, self.state
+        assert info is not None
+        assert state is not None
+        return WorkerView(
+            name=self.name,
+            can_prefill=info.role in (worker_pb2.ROLE_PREFILL, worker_pb2.ROLE_MIXED),
+            can_decode=info.role in (worker_pb2.ROLE_DECODE, worker_pb2.ROLE_MIXED),
+            is_ready=state.is_ready,
+            fingerprint=_key(info.fingerprint),
+            block_size_tokens=info.block_size_tokens,
+            num_blocks=info.num_blocks,
+            max_batch_sequences=info.max_batch_sequences,
+            max_step_tokens=info.max_step_tokens,
+            load_free_blocks=state.num_free_blocks,
+            load_sequences=state.num_running + state.num_waiting + state.num_reserved,
+            load_queued_tokens=state.num_queued_tokens,
+            sent_sequences=len(self.sent),
+            sent_prompt_tokens=sum(a.prompt_tokens for a in self.sent.values()),
+            sent_blocks=sum(a.blocks for a in self.sent.values()),
+        )
+
+
+class Membership:
+    """Follows the workers it is told of. All methods belong to the event loop."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._changed = asyncio.Event()
+
+    async def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
+        """Follows these and no others. A name at another address is another worker."""
+        wanted = {w.name: w.address for w in workers}
+        gone = [m for m in self._members.values() if wanted.get(m.name) != m.address]
+        for member in gone:
+            del self._members[member.name]
+        for name, address in wanted.items():
+            if name not in self._members:
+                member = Member(name, address, channel.channel(address, internal=True))
+                member.watch = asyncio.create_task(self._follow(member), name=f"watch {name}")
+                self._members[name] = member
+        self._wake()
+        for member in gone:
+            await _close(member)
+
+    async def close(self) -> None:
+        """Follows nobody any more."""
+        await self.set_workers(())
+
+    def views(self) -> list[WorkerView]:
+        """A snapshot of the workers that are reachable."""
+        return [m.view() for m in self._members.values() if m.is_known]
+
+    def infos(self) -> list[worker_pb2.GetWorkerInfoResponse]:
+        """Identities of the workers that are reachable."""
+        return [m.info for m in self._members.values() if m.info is not None and m.state is not None]
+
+    def member(self, name: str) -> Member | None:
+        """One worker by name."""
+        return self._members.get(name)
+
+    async def wait_for_change(self) -> None:
+        """Returns when a worker's state, or what was sent to it, has changed. The caller has the deadline."""
+        await self._changed.wait()
+
+    @contextlib.contextmanager
+    def assign(self, member: Member, assignment: Assignment) -> Iterator[None]:
+        """Counts what is sent to a worker while the context lasts."""
+        token = object()
+        member.sent[token] = assignment
+        try:
+            yield
+        finally:
+            member.sent.pop(token, None)
+            self._wake()
+
+    async def _follow(self, member: Member) -> None:
+        """Keeps one worker's figures fresh; a worker that falls silent is unknown until it speaks again."""
+        stub = worker_pb2_grpc.WorkerServiceStub(member.channel)  # type: ignore[no-untyped-call]
+        while True:
+            try:
+                member.info = await stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=INFO_TIMEOUT_S)
+                await self._read_states(member, stub)
+            except (grpc.aio.AioRpcError, TimeoutError) as error:
+                if member.info is not None:
+                    logger.warning("lost sight of %s at %s: %s", member.name, member.address, _brief(error))
+            member.info = member.state = None
+            self._wake()
+            await asyncio.sleep(RECONNECT_DELAY_S)
+
+    async def _read_states(self, member: Member, stub: worker_pb2_grpc.WorkerServiceStub) -> None:
+        call = stub.WatchState(worker_pb2.WatchStateRequest())
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_LIMIT_S):
+                    state = await call.read()
+                if not isinstance(state, worker_pb2.WatchStateResponse):
+                    return
+                member.state = state
+                self._wake()
+        finally:
+            call.cancel()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+async def _close(member: Member) -> None:
+    assert member.watch is not None
+    member.watch.cancel()
+    await asyncio.wait({member.watch})
+    # Streams over a worker that left the table may go on: their end closes the channel's last call.
+    await member.channel.close(grace=None)
+
+
+def _key(fingerprint: worker_pb2.Fingerprint) -> FingerprintKey:
+    f = fingerprint
+    return (f.protocol_version, f.model, f.kv_dtype, f.num_layers, f.num_kv_heads, f.head_dim)
+
+
+def _brief(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name} {error.details()}"
+    return "silent"

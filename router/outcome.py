@@ -1,0 +1,65 @@
+"""What is known of one request: its end, its counts, where its time went."""
+
+import time
+from dataclasses import dataclass, field
+
+from baton.v1 import request_pb2, worker_pb2
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Filled in while a request runs; complete when its last token was given out.
+
+    `arrived_at` of `time.monotonic`, in seconds.
+    """
+
+    arrived_at: float
+    reason: request_pb2.FinishReason = request_pb2.FINISH_REASON_UNSPECIFIED
+    stop_token_id: int | None = None
+    num_tokens: int = 0
+    prefill_cached_tokens: int = 0
+    decode_cached_tokens: int = 0
+    timeline: request_pb2.Timeline = field(default_factory=request_pb2.Timeline)
+    committed_at: float | None = None
+
+    def since_arrival_s(self) -> float:
+        """Seconds since the request arrived."""
+        return time.monotonic() - self.arrived_at
+
+    def note_assigned(self, reason: str) -> None:
+        """Workers were chosen."""
+        self.timeline.path_reason = reason
+        self.timeline.queue_s = self.since_arrival_s()
+
+    def note_reserved(self, reserved: worker_pb2.DecodeReserved) -> None:
+        """The decode worker holds blocks."""
+        self.timeline.reserve_s = self.since_arrival_s() - self.timeline.queue_s
+        self.decode_cached_tokens = reserved.num_cached_tokens
+
+    def note_first_token(self, queue_s: float, prefill_s: float) -> None:
+        """Token 0 is here, after so much time on the worker that computed it; the rest is the way there and back."""
+        timeline = self.timeline
+        timeline.prefill_queue_s, timeline.prefill_s = queue_s, prefill_s
+        timeline.ttft_s = self.since_arrival_s()
+        known_s = timeline.queue_s + timeline.reserve_s + queue_s + prefill_s
+        timeline.dispatch_s = max(timeline.ttft_s - known_s, 0.0)
+
+    def note_committed(self) -> None:
+        """The decode worker has the KV."""
+        self.committed_at = time.monotonic()
+
+    def note_tokens(self, num_tokens: int) -> None:
+        """Tokens of the decode worker are here."""
+        if self.committed_at is not None and self.timeline.first_decode_step_s == 0:
+            self.timeline.first_decode_step_s = time.monotonic() - self.committed_at
+        self.num_tokens += num_tokens
+
+    def note_pushed(self, pushed: worker_pb2.PrefillPushed) -> None:
+        """The prefill worker tells of the transfer."""
+        timeline = self.timeline
+        timeline.kv_bytes, timeline.transport = pushed.kv_bytes, pushed.transport
+        timeline.transfer_s, timeline.transfer_tail_s = pushed.transfer_s, pushed.transfer_tail_s
+
+    def finish(self, reason: request_pb2.FinishReason, stop_token_id: int | None) -> None:
+        """The answer has ended."""
+        self.reason, self.stop_token_id = reason, stop_token_id

@@ -1,0 +1,85 @@
+"""One router process: its server, its view of the workers, its health."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from baton import channel
+from baton.error_interceptor import ErrorInterceptor
+from baton.v1 import inference_pb2, inference_pb2_grpc
+from engine.text_codec import TextCodec
+from router.admission import AdmissionQueue
+from router.dispatch import Dispatcher
+from router.membership import Membership, WorkerAddress
+from router.policy import Decision, choose
+from router.service import InferenceServicer
+
+logger = logging.getLogger(__name__)
+
+SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """One router. `port` 0 takes any free one.
+
+    `local_prefill_max_tokens`: a decode worker that lacks no more of a prompt than this prefills it by itself.
+    """
+
+    model_dir: str
+    model_name: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_waiting: int = 1024
+    local_prefill_max_tokens: int = 16
+
+
+class RouterServer:
+    """Serves clients. `start` first, then `set_workers` as often as they change, `stop` at the end."""
+
+    async def start(self, spec: RouterSpec) -> str:
+        """Listens; returns host:port. Raises PortUnavailableError, or ModelFilesError for a bad model directory."""
+        codec = await asyncio.to_thread(TextCodec.from_directory, Path(spec.model_dir))
+        self._membership = Membership()
+        queue = AdmissionQueue(self._membership, spec.max_waiting)
+        dispatcher = Dispatcher(self._membership, queue, spec.local_prefill_max_tokens)
+        self._server: grpc.aio.Server = channel.server([ErrorInterceptor()])
+        servicer = InferenceServicer(spec.model_name, codec, self._membership, dispatcher)
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
+        self._health: health.aio.HealthServicer = await channel.add_health_and_reflection(self._server, [SERVICE_NAME])
+        port = channel.bind(self._server, spec.port, host=spec.host)
+        await self._server.start()
+        self._readiness = asyncio.create_task(self._follow_readiness(), name="readiness")
+        return f"{spec.host}:{port}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether some pair of workers, or a mixed one, could take a request now or after those before it."""
+        views = self._membership.views()
+        idle = [v for v in views if v.is_ready]
+        return isinstance(choose(1, 2, idle), Decision) or any(v.num_sequences for v in idle)
+
+    async def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
+        """The workers there are from now on."""
+        await self._membership.set_workers(workers)
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no new requests and gives running ones `grace_s` seconds."""
+        self._readiness.cancel()
+        await asyncio.wait({self._readiness})
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+        await self._membership.close()
+
+    async def _follow_readiness(self) -> None:
+        while True:
+            status = (
+                health_pb2.HealthCheckResponse.SERVING if self.ready else health_pb2.HealthCheckResponse.NOT_SERVING
+            )
+            await self._health.set(SERVICE_NAME, status)
+            await self._membership.wait_for_change()

@@ -1,0 +1,36 @@
+"""Tells subscribers on the event loop that the engine's load has changed."""
+
+import asyncio
+import contextlib
+
+
+class StateFeed:
+    """Wakes any number of waiters on every change reported from any thread."""
+
+    def __init__(self) -> None:
+        """To be made on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._is_notified = False
+        self._is_closed = False
+
+    def notify(self) -> None:
+        """Reports a change; from any thread, cheap when one is already pending."""
+        if not self._is_notified and not self._is_closed:
+            self._is_notified = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def close(self) -> None:
+        """Later reports are dropped: the loop is about to end."""
+        self._is_closed = True
+
+    async def wait(self, timeout_s: float) -> None:
+        """Returns at the next change, or after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._is_notified = False
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
