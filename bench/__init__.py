@@ -1,1 +1,1 @@
-"""Load generation, baselines and reports."""
+"""Load generation against a running cluster, and the bars the project holds itself to."""

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from baton.v1 import request_pb2
 
-_BAR_WIDTH = 24
+_BAR_WIDTH = 20
 # The parts of the time to first token, in their order: field of the timeline, and what happens meanwhile.
 _PARTS = (
     ("queue_s", "queue", "router tokenizes, chooses workers"),
@@ -52,7 +52,7 @@ def _facts(timeline: request_pb2.Timeline) -> Iterator[tuple[str, str]]:
 
 def _parts_table(timeline: request_pb2.Timeline) -> Table:
     table = Table.grid(padding=(0, 1))
-    table.add_column()
+    table.add_column(no_wrap=True)
     table.add_column(justify="right")
     table.add_column(width=_BAR_WIDTH)
     table.add_column(style="dim", no_wrap=True)

@@ -65,13 +65,17 @@ def load(cache_dir: Path) -> NativeKernels | None:
     if compiler is None:
         logger.warning("no C compiler found (cc, gcc, clang): computing with torch alone, more slowly")
         return None
-    target = cache_dir / f"cpu_kernels-{_build_key(compiler)}.so"
     try:
+        target = cache_dir / f"cpu_kernels-{_build_key(compiler)}.so"
         if not target.exists():
             _build(compiler, target)
         return NativeKernels(ctypes.CDLL(str(target)))
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning("the CPU kernels could not be built or loaded, computing with torch alone: %s", error)
+        # What the compiler said, if it ran at all.
+        details = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
+        logger.warning(
+            "the CPU kernels could not be built or loaded, computing with torch alone: %s\n%s", error, details
+        )
         return None
 
 

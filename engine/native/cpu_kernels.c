@@ -115,15 +115,15 @@ INLINE void store_columns(vecf acc, void *out, int is_bf16, int64_t columns, con
 // rows of x [rows, k] float32 times one panel -> out columns [col, col + 32) of out [., n]. Prefetches weights
 // `ahead` bytes before they are used.
 INLINE void panel_times_rows(const float *x, const char *panel, char *out, const float *bias, int64_t rows,
-                             int64_t k, int64_t n, int64_t col, int64_t ahead, int is_bf16) {
+                             int64_t k, int64_t n, int64_t col, const char *next, int64_t step, int is_bf16) {
   const int64_t item = is_bf16 ? 2 : 4;
   vecf acc[ROWS][2];
   for (int64_t r = 0; r < rows; r++) acc[r][0] = acc[r][1] = (vecf){0};
   for (int64_t i = 0; i < k; i++) {
     vecf w0, w1;
     const char *at = panel + i * PANEL * item;
-    __builtin_prefetch(at + ahead, 0, 2);
-    if (!is_bf16) __builtin_prefetch(at + ahead + 64, 0, 2);
+    __builtin_prefetch(next + i * step, 0, 2);
+    if (!is_bf16) __builtin_prefetch(next + i * step + 64, 0, 2);
     load_weights(at, is_bf16, &w0, &w1);
 #pragma GCC unroll 16
     for (int64_t r = 0; r < rows; r++) {
@@ -142,10 +142,10 @@ INLINE void panel_times_rows(const float *x, const char *panel, char *out, const
   }
 }
 
-#define ROW_CASE(R) case R: panel_times_rows(x, panel, out, bias, R, k, n, col, ahead, is_bf16); break;
+#define ROW_CASE(R) case R: panel_times_rows(x, panel, out, bias, R, k, n, col, next, step, is_bf16); break;
 
 INLINE void panel_times_block(const float *x, const char *panel, char *out, const float *bias, int64_t rows,
-                              int64_t k, int64_t n, int64_t col, int64_t ahead, int is_bf16) {
+                              int64_t k, int64_t n, int64_t col, const char *next, int64_t step, int is_bf16) {
   switch (rows) {
     ROW_CASE(1) ROW_CASE(2)
 #if ROWS > 2
@@ -166,10 +166,12 @@ INLINE void linear(const float *x, const char *packed, char *out, const float *b
       const char *panel = packed + col * k * item;
       for (int64_t b = 0, row = 0; b < blocks; b++) {  // even blocks: 16 rows are 8 + 8, not 12 + 4
         const int64_t rows = (in_tile - row) / (blocks - b);
-        // One block streams its own panel; of several, the last one brings the next panel while it computes.
-        const int64_t ahead = b + 1 < blocks || blocks == 1 ? 4096 : k * PANEL * item;
-        panel_times_block(x + (top + row) * k, panel, out + (top + row) * n * item, bias, rows, k, n, col, ahead,
-                          is_bf16);
+        // One block is bound by memory and fetches what it needs soon; several are bound by arithmetic and
+        // share out the fetching of the next panel among them.
+        const int64_t step = PANEL * item / blocks;
+        const char *next = blocks == 1 ? panel + 4096 : panel + k * PANEL * item + b * k * step;
+        panel_times_block(x + (top + row) * k, panel, out + (top + row) * n * item, bias, rows, k, n, col, next,
+                          step, is_bf16);
         row += rows;
       }
     }
