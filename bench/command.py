@@ -74,7 +74,7 @@ class Settings:
 @click.option("--warmup", type=click.IntRange(min=0), default=2, help="Requests before, not counted.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the prompts and of the arrivals.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds for a request.")
-@click.option("--json", "json_file", type=click.File("w"), help="Write all numbers here; - is standard output.")
+@click.option("--json", "json_file", type=click.File("w", lazy=False), help="Write all numbers here.")
 @address_option
 @name_option
 @told_in_one_line

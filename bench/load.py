@@ -36,17 +36,18 @@ class Load:
             cache_salt=self.cache_salt,
             timeout_s=self.timeout_s,
         )
-        failure = ""
+        failure = message = ""
         try:
             async with stream:
                 async for chunk in stream:
                     token_times_s += [time.monotonic()] * len(chunk.token_ids)
         except BatonError as error:
-            failure = error.reason or error.code.name
+            failure, message = error.reason or error.code.name, error.message
         ended_at_s = time.monotonic()
         if not failure and len(token_times_s) != self.output_tokens:
             failure = "WRONG_LENGTH"
-        measurement = Measurement(due_at_s, ended_at_s, tuple(token_times_s), stream.timeline, failure)
+            message = f"{len(token_times_s)} tokens came, {self.output_tokens} were asked for"
+        measurement = Measurement(due_at_s, ended_at_s, tuple(token_times_s), stream.timeline, failure, message)
         self.on_done(measurement)
         return measurement
 

@@ -12,8 +12,8 @@ class Measurement:
     """One request. Times are of one monotonic clock, in seconds.
 
     `started_at_s` is when it was due: in an open loop a late client is not to make the server look faster.
-    `token_times_s` has the arrival of each token. `failure` is a word for why it failed, empty if it did not;
-    then there is a timeline.
+    `token_times_s` has the arrival of each token. `failure` is a word for why it failed, empty if it did not,
+    and `message` the whole story.
     """
 
     started_at_s: float
@@ -21,6 +21,7 @@ class Measurement:
     token_times_s: tuple[float, ...] = ()
     timeline: request_pb2.Timeline | None = None
     failure: str = ""
+    message: str = ""
 
     @property
     def ttft_s(self) -> float | None:

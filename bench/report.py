@@ -10,11 +10,6 @@ from baton.v1 import request_pb2
 from bench.measurement import Measurement
 from bench.statistics import Summary, summarize
 
-PATH_NAMES: Mapping[int, str] = {
-    request_pb2.PATH_DISAGGREGATED: "disaggregated",
-    request_pb2.PATH_LOCAL_PREFILL: "local_prefill",
-    request_pb2.PATH_UNSPECIFIED: "unknown",
-}
 # Fields of the timeline that have a meaning on every path, and those that need a transfer.
 SERVER_FIELDS = ("queue_s", "reserve_s", "dispatch_s", "prefill_queue_s", "prefill_s")
 TRANSFER_FIELDS = ("transfer_s", "transfer_tail_s", "first_decode_step_s", "kv_bytes")
@@ -32,6 +27,7 @@ class LoadReport:
     num_requests: int
     num_completed: int
     failures: Mapping[str, int]
+    failure_messages: Mapping[str, str]
     paths: Mapping[str, int]
     duration_s: float
     requests_per_s: float
@@ -53,7 +49,9 @@ def make_report(measurements: Sequence[Measurement]) -> LoadReport:
         num_requests=len(measurements),
         num_completed=len(completed),
         failures=dict(Counter(m.failure for m in measurements if m.failure)),
-        paths=dict(Counter(PATH_NAMES[t.path] for t in timelines)),
+        # The first message of each kind: a dict keeps the last of equal keys.
+        failure_messages={m.failure: m.message for m in reversed(measurements) if m.failure},
+        paths=dict(Counter(path_name(t) for t in timelines)),
         duration_s=duration_s,
         requests_per_s=_rate(len(completed), duration_s),
         output_tokens_per_s=_rate(sum(len(m.token_times_s) for m in completed), duration_s),
@@ -74,6 +72,11 @@ def make_report(measurements: Sequence[Measurement]) -> LoadReport:
     )
 
 
+def path_name(timeline: request_pb2.Timeline) -> str:
+    """The way a request took in one word, such as disaggregated or local_prefill."""
+    return request_pb2.Path.Name(timeline.path).removeprefix("PATH_").lower()
+
+
 def report_json(report: LoadReport, measurements: Sequence[Measurement]) -> dict[str, Any]:
     """The report for programs, with a line for each request; starts in seconds after the first one's."""
     first_s = min(m.started_at_s for m in measurements)
@@ -84,6 +87,7 @@ def _request_json(measurement: Measurement, first_s: float) -> dict[str, Any]:
     line: dict[str, Any] = {
         "start_s": measurement.started_at_s - first_s,
         "failure": measurement.failure,
+        "message": measurement.message,
         "output_tokens": len(measurement.token_times_s),
         "ttft_s": measurement.ttft_s,
         "tpot_s": measurement.tpot_s,
@@ -91,7 +95,7 @@ def _request_json(measurement: Measurement, first_s: float) -> dict[str, Any]:
     }
     timeline = measurement.timeline
     if timeline is not None:
-        line["path"] = PATH_NAMES[timeline.path]
+        line["path"] = path_name(timeline)
         line["prefill_worker"], line["decode_worker"] = timeline.prefill_worker, timeline.decode_worker
         line |= {field: getattr(timeline, field) for field in (*SERVER_FIELDS, *TRANSFER_FIELDS)}
     return line

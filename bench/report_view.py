@@ -18,7 +18,7 @@ _CLIENT_ROWS = (
 )
 _TTFT_ROWS = (
     ("queue_s", "queue", "router picks workers"),
-    ("reserve_s", "reserve", "KV blocks on decode side"),
+    ("reserve_s", "reserve", "decode reserves blocks"),
     ("dispatch_s", "dispatch", "to prefill and back"),
     ("prefill_queue_s", "prefill queue", "prefill worker is busy"),
     ("prefill_s", "prefill", "first step to token 0"),
@@ -52,19 +52,15 @@ def _facts(report: LoadReport) -> Iterator[tuple[str, str, str]]:
     completed = f"{report.num_completed} of {report.num_requests} requests in {report.duration_s:.2f} s"
     yield "completed", completed, "green" if not report.failures else "yellow"
     for reason, count in sorted(report.failures.items()):
-        yield "failed", f"{count} with {reason}", "red"
+        yield "failed", f"{count} with {reason}: {report.failure_messages[reason]}", "red"
     rates = f"{report.output_tokens_per_s:.1f} output tokens/s, {report.requests_per_s:.2f} requests/s"
     yield "throughput", rates, "bold"
     if report.paths:
         yield "path", ", ".join(f"{count} {path.replace('_', ' ')}" for path, count in report.paths.items()), ""
     if report.exposed_share is not None:
-        each = report.server["kv_bytes"].mean / 1e6
-        yield (
-            "KV",
-            f"{report.kv_bytes / 1e6:.1f} MB moved, {each:.1f} MB a request; "
-            f"{report.exposed_share:.1%} of the transfer time came after prefill",
-            "",
-        )
+        moved_mb, each_mb = report.kv_bytes / 1e6, report.server["kv_bytes"].mean / 1e6
+        exposed = f"{report.exposed_share:.1%} of the transfer time exposed"
+        yield "KV", f"{moved_mb:.1f} MB, {each_mb:.1f} MB a request, {exposed}", ""
 
 
 def _add_section(

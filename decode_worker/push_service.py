@@ -33,8 +33,10 @@ class PushServicer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         """See the proto."""
         name = self._host.config.name
         opening = (await _next(request_iterator, "open")).open
+        # Who does not get the ticket does no harm to its owner; who gets it and fails ends the handoff.
+        self._begin(opening)
         try:
-            self._open(opening)
+            self._check(opening)
             yield kv_transfer_pb2.PushResponse(opened=kv_transfer_pb2.PushOpened(credit_bytes=CREDIT_BYTES))
             commit = (await _next(request_iterator, "commit")).commit
             self._commit(opening.ticket_id, commit)
@@ -47,16 +49,18 @@ class PushServicer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             self._handoffs.fail(opening.ticket_id, lost.at(stage="transfer", worker=name))
         yield kv_transfer_pb2.PushResponse(committed=kv_transfer_pb2.PushCommitted())
 
-    def _open(self, opening: kv_transfer_pb2.PushOpen) -> None:
+    def _begin(self, opening: kv_transfer_pb2.PushOpen) -> None:
+        try:
+            self._handoffs.begin(opening.ticket_id, opening.epoch)
+        except KvTransferError as error:
+            raise transfer_error(error).at(stage="transfer", worker=self._host.config.name) from error
+
+    def _check(self, opening: kv_transfer_pb2.PushOpen) -> None:
         difference = mismatch(self._host.fingerprint, fingerprint_from(opening.fingerprint))
         if difference is not None:
             raise FailedPrecondition(f"{opening.sender} cannot push here: {difference}", reason="FINGERPRINT_MISMATCH")
         if opening.transport != "grpc":
             raise InvalidRequest(f"transport {opening.transport!r} is not offered; the ticket names grpc")
-        try:
-            self._handoffs.begin(opening.ticket_id, opening.epoch)
-        except KvTransferError as error:
-            raise transfer_error(error) from error
 
     def _commit(self, ticket_id: str, commit: kv_transfer_pb2.PushCommit) -> None:
         claim = TransferClaim(commit.num_frames, commit.kv_bytes, commit.digest, commit.prompt_hash)

@@ -2,7 +2,8 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -16,7 +17,7 @@ from worker.host import WorkerHost
 from worker.sequence_feed import SequenceFeed
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_Responses = AsyncIterator[worker_pb2.DecodeResponse]
+_Responses = AsyncGenerator[worker_pb2.DecodeResponse, None]
 
 
 class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
@@ -33,12 +34,14 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
         try:
             self._check(request)
             sequence, feed = self._sequence(request), SequenceFeed()
-            if not self._reserve(sequence, feed, request):
-                async for response in self._decode_alone(self._sequence(request)):
+            if self._reserve(sequence, feed, request):
+                responses = self._decode_delivered(sequence, feed)
+            else:
+                responses = self._decode_alone(self._sequence(request))
+            # Closed here and now when the call ends: what they hold is released before anything else happens.
+            async with aclosing(responses):
+                async for response in responses:
                     yield response
-                return
-            async for response in self._decode_delivered(sequence, feed):
-                yield response
         except BatonError as error:
             raise error.at(stage="decode", worker=self._host.config.name) from error
 

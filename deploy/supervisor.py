@@ -24,7 +24,7 @@ class Supervisor:
     """One member of the cluster through all its lives.
 
     `create` makes a new actor that has `report` and `stop`, and returns it together with the reference of its
-    first call, `begin`. `on_change` is called when what the actor reports is no longer what it was.
+    first call, `begin`. `on_change` is called when `status` is no longer what it was.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Supervisor:
             self._note_failure(reason)
             self._kill()
             await asyncio.sleep(self._restart.delay_s(self.status.failures_in_a_row))
-            self.status = replace(self.status, num_restarts=self.status.num_restarts + 1)
+            self._set(replace(self.status, num_restarts=self.status.num_restarts + 1))
 
     async def end(self, grace_s: float) -> None:
         """Stops the actor, giving its requests `grace_s` seconds, and kills what is left of it."""
@@ -111,16 +111,19 @@ class Supervisor:
     def _note(self, report: MemberReport) -> None:
         if report.state.is_up and self._up_since_s is None:
             self._up_since_s = time.monotonic()
-        if report != self.status.report:
-            self.status = replace(self.status, report=report)
-            self._on_change()
+        self._set(replace(self.status, report=report))
 
     def _note_failure(self, reason: str) -> None:
         uptime_s = 0.0 if self._up_since_s is None else time.monotonic() - self._up_since_s
         failures = self._restart.failures_in_a_row(self.status.failures_in_a_row, uptime_s)
-        self.status = replace(self.status, failures_in_a_row=failures)
         _logger.warning("%s is lost: %s", self.status.name, reason)
-        self._note(MemberReport(MemberState.RESTARTING, reason))
+        report = MemberReport(MemberState.RESTARTING, reason)
+        self._set(replace(self.status, report=report, failures_in_a_row=failures))
+
+    def _set(self, status: MemberStatus) -> None:
+        if status != self.status:
+            self.status = status
+            self._on_change()
 
     def _kill(self) -> None:
         ray.kill(self.actor, no_restart=True)

@@ -147,7 +147,7 @@ class Engine:
             )
 
     def drop_prefix_cache(self) -> int:
-        """Forgets every cached block nobody refers to; returns how many."""
+        """Forgets what can be found in blocks, owned ones included; returns how many could be."""
         with self._work:
             return self._scheduler.drop_cache()
 
@@ -182,11 +182,12 @@ class Engine:
             return None
 
     def _announce(self, plan: StepPlan) -> None:
-        for scheduled in plan.sequences:
-            sink = self._sinks.get(scheduled.sequence_id)
-            if sink is not None and scheduled.sequence_id not in self._started:
-                self._started.add(scheduled.sequence_id)
-                sink.on_started(scheduled.start)
+        with self._work:  # or an abort in between would leave its id among the started ones
+            new = [s for s in plan.sequences if s.sequence_id in self._sinks and s.sequence_id not in self._started]
+            self._started.update(s.sequence_id for s in new)
+            starts = [(self._sinks[s.sequence_id], s.start) for s in new]
+        for sink, start in starts:
+            sink.on_started(start)
 
     def _layer_callback(self, plan: StepPlan) -> OnLayer:
         listeners = [

@@ -24,12 +24,15 @@ class NativeLinear(nn.Module):
         panels = -(-self.out_features // PANEL_COLUMNS)
         self.packed = torch.empty(panels * self.in_features * PANEL_COLUMNS, dtype=weight.dtype)
         pack = kernels.pack_bf16 if self.is_bf16 else kernels.pack_f32
-        pack(weight.contiguous().data_ptr(), self.packed.data_ptr(), self.out_features, self.in_features)
+        weight = weight.contiguous()  # kept alive by its name: the kernel sees an address only
+        pack(weight.data_ptr(), self.packed.data_ptr(), self.out_features, self.in_features)
         self.bias = None if bias is None else bias.detach().float().contiguous()
         self.kernels = kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [..., in_features] -> [..., out_features], same dtype."""
+        """`x` [..., in_features] -> [..., out_features], same dtype. Raises TypeError if that is not the weights'."""
+        if x.dtype != self.packed.dtype:
+            raise TypeError(f"the input is {x.dtype}, the weights are {self.packed.dtype}: load the model in one type")
         x = x.contiguous()
         rows = x.numel() // self.in_features
         out = torch.empty(*x.shape[:-1], self.out_features, dtype=x.dtype)

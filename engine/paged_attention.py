@@ -17,6 +17,7 @@ from engine.native_kernels import AttentionArguments, KvStoreArguments, NativeKe
 from engine.step_tensors import SequenceRows, StepTensors
 
 NAME = "baton_paged"
+MAX_NATIVE_HEAD_DIM = 256  # as in cpu_kernels.c
 
 
 class PagedAttention(Protocol):
@@ -86,7 +87,7 @@ class NativeAttention(TorchAttention):
     """Stores, and attends single rows, by the native CPU kernels; longer runs of rows as the reference does."""
 
     def __init__(self, kv: torch.Tensor, kernels: NativeKernels) -> None:
-        """`kv` as in `TorchAttention`, on the CPU, bfloat16 or float32; head_dim a multiple of 32."""
+        """`kv` as in `TorchAttention`, on the CPU, bfloat16 or float32; head_dim a multiple of 32 up to 256."""
         super().__init__(kv)
         self.kernels = kernels
         self.layer_bytes = kv.stride(1) * kv.element_size()
@@ -94,6 +95,11 @@ class NativeAttention(TorchAttention):
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor, step: StepTensors) -> None:
         """See `PagedAttention.store`."""
         _, kv_heads, rows, head_dim = key.shape
+        if (kv_heads, head_dim) != (self.kv.shape[3], self.kv.shape[5]):  # would be written into other blocks
+            raise ValueError(
+                f"the model's keys are {kv_heads} heads of {head_dim} numbers, the KV blocks are made for "
+                f"{self.kv.shape[3]} of {self.kv.shape[5]}: this model's attention is of a kind that is not served"
+            )
         arguments = KvStoreArguments(
             k=key.data_ptr(),
             v=value.data_ptr(),
@@ -194,7 +200,8 @@ def choose_attention(kv: torch.Tensor, kernels: NativeKernels | None) -> PagedAt
     if kv.is_cuda and kv.dtype in (torch.float16, torch.bfloat16):
         return VarlenAttention(kv)
     native_dtype = kv.dtype in (torch.float32, torch.bfloat16)
-    if kernels is not None and kv.device.type == "cpu" and native_dtype and kv.shape[5] % 32 == 0:
+    native_head_dim = kv.shape[5] % 32 == 0 and kv.shape[5] <= MAX_NATIVE_HEAD_DIM
+    if kernels is not None and kv.device.type == "cpu" and native_dtype and native_head_dim:
         return NativeAttention(kv, kernels)
     return TorchAttention(kv)
 

@@ -103,11 +103,11 @@ async def open_push(host: WorkerHost, peers: Peers, ticket: worker_pb2.Ticket) -
 
 
 def _opening_error(error: Exception, worker: str) -> BatonError:
-    if isinstance(error, BatonError):
-        return error
     if isinstance(error, grpc.aio.AioRpcError):
-        return from_rpc_error(error)
-    return Unavailable(f"{worker} did not open the push within {OPEN_TIMEOUT_S} s")
+        error = from_rpc_error(error)
+    elif not isinstance(error, BatonError):
+        error = Unavailable(f"the push was not opened within {OPEN_TIMEOUT_S} s")
+    return error.at(stage="transfer", worker=worker)
 
 
 async def _read(

@@ -3,7 +3,8 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -19,7 +20,7 @@ from worker.host import WorkerHost
 from worker.sequence_feed import SequenceFeed
 
 _Context = grpc.aio.ServicerContext[Any, Any]
-_Responses = AsyncIterator[worker_pb2.PrefillResponse]
+_Responses = AsyncGenerator[worker_pb2.PrefillResponse, None]
 
 
 class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
@@ -38,8 +39,10 @@ class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
             self._check(request)
             push = await open_push(self._host, self._peers, request.ticket) if request.HasField("ticket") else None
             try:
-                async for response in self._prefill(request, push, arrived_at):
-                    yield response
+                # Closed here and now when the call ends, before the push is.
+                async with aclosing(self._prefill(request, push, arrived_at)) as responses:
+                    async for response in responses:
+                        yield response
             finally:
                 if push is not None:
                     await push.abort()

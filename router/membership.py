@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,7 +11,8 @@ import grpc
 
 from baton import channel
 from baton.v1 import worker_pb2, worker_pb2_grpc
-from router.worker_view import FingerprintKey, WorkerView
+from router.worker_view import WorkerView
+from worker.conversion import fingerprint_from
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +35,17 @@ class WorkerAddress(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Assignment:
-    """What one request puts on one worker, as the router counts it."""
+    """What one request puts on one worker, as the router counts it: tokens to be prefilled there, KV blocks."""
 
     prompt_tokens: int
     blocks: int
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Member:
-    """One worker. `info` and `state` are None until, or while not, it is reachable."""
+    """One worker. `info` and `state` are of the same life, and None until, or while not, it is reachable."""
 
     name: str
     address: str
@@ -52,15 +53,10 @@ class Member:
     info: worker_pb2.GetWorkerInfoResponse | None = None
     state: worker_pb2.WatchStateResponse | None = None
     watch: asyncio.Task[None] | None = None
-    sent: dict[object, Assignment] = field(default_factory=dict)
-
-    @property
-    def is_known(self) -> bool:
-        """Reachable, and of a known identity."""
-        return self.info is not None and self.state is not None
+    sent: set[Assignment] = field(default_factory=set)
 
     def view(self) -> WorkerView:
-        """A snapshot; only of a known member."""
+        """A snapshot; only while it is reachable."""
         info, state = self.info, self.state
         assert info is not None
         assert state is not None
@@ -69,7 +65,7 @@ class Member:
             can_prefill=info.role in (worker_pb2.ROLE_PREFILL, worker_pb2.ROLE_MIXED),
             can_decode=info.role in (worker_pb2.ROLE_DECODE, worker_pb2.ROLE_MIXED),
             is_ready=state.is_ready,
-            fingerprint=_key(info.fingerprint),
+            fingerprint=fingerprint_from(info.fingerprint),
             block_size_tokens=info.block_size_tokens,
             num_blocks=info.num_blocks,
             max_batch_sequences=info.max_batch_sequences,
@@ -78,8 +74,8 @@ class Member:
             load_sequences=state.num_running + state.num_waiting + state.num_reserved,
             load_queued_tokens=state.num_queued_tokens,
             sent_sequences=len(self.sent),
-            sent_prompt_tokens=sum(a.prompt_tokens for a in self.sent.values()),
-            sent_blocks=sum(a.blocks for a in self.sent.values()),
+            sent_prompt_tokens=sum(a.prompt_tokens for a in self.sent),
+            sent_blocks=sum(a.blocks for a in self.sent),
         )
 
 
@@ -88,10 +84,14 @@ class Membership:
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
+        self._left: set[Member] = set()  # those to which requests still go on
         self._changed = asyncio.Event()
 
     async def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
-        """Follows these and no others. A name at another address is another worker."""
+        """Follows these and no others. A name at another address is another worker.
+
+        Requests go on that were sent to a worker before it left.
+        """
         wanted = {w.name: w.address for w in workers}
         gone = [m for m in self._members.values() if wanted.get(m.name) != m.address]
         for member in gone:
@@ -103,19 +103,22 @@ class Membership:
                 self._members[name] = member
         self._wake()
         for member in gone:
-            await _close(member)
+            await self._dismiss(member)
 
     async def close(self) -> None:
-        """Follows nobody any more."""
+        """Follows nobody any more, and ends what is still open."""
         await self.set_workers(())
+        for member in list(self._left):
+            await member.channel.close()
+        self._left.clear()
 
     def views(self) -> list[WorkerView]:
         """A snapshot of the workers that are reachable."""
-        return [m.view() for m in self._members.values() if m.is_known]
+        return [m.view() for m in self._members.values() if m.info is not None]
 
     def infos(self) -> list[worker_pb2.GetWorkerInfoResponse]:
         """Identities of the workers that are reachable."""
-        return [m.info for m in self._members.values() if m.info is not None and m.state is not None]
+        return [m.info for m in self._members.values() if m.info is not None]
 
     def member(self, name: str) -> Member | None:
         """One worker by name."""
@@ -125,24 +128,31 @@ class Membership:
         """Returns when a worker's state, or what was sent to it, has changed. The caller has the deadline."""
         await self._changed.wait()
 
-    @contextlib.contextmanager
-    def assign(self, member: Member, assignment: Assignment) -> Iterator[None]:
-        """Counts what is sent to a worker while the context lasts."""
-        token = object()
-        member.sent[token] = assignment
+    @contextlib.asynccontextmanager
+    async def assign(self, member: Member, assignment: Assignment) -> AsyncIterator[Assignment]:
+        """Counts what is sent to a worker while the context lasts; so long its channel stays open."""
+        member.sent.add(assignment)
         try:
-            yield
+            yield assignment
         finally:
-            member.sent.pop(token, None)
+            member.sent.discard(assignment)
             self._wake()
+            if member in self._left and not member.sent:
+                self._left.discard(member)
+                await member.channel.close()
+
+    def note_prefilled(self, assignment: Assignment) -> None:
+        """Its prompt is computed: there is room for another one."""
+        assignment.prompt_tokens = 0
+        self._wake()
 
     async def _follow(self, member: Member) -> None:
         """Keeps one worker's figures fresh; a worker that falls silent is unknown until it speaks again."""
         stub = worker_pb2_grpc.WorkerServiceStub(member.channel)  # type: ignore[no-untyped-call]
         while True:
             try:
-                member.info = await stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=INFO_TIMEOUT_S)
-                await self._read_states(member, stub)
+                info = await stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=INFO_TIMEOUT_S)
+                await self._read_states(member, stub, info)
             except (grpc.aio.AioRpcError, TimeoutError) as error:
                 if member.info is not None:
                     logger.warning("lost sight of %s at %s: %s", member.name, member.address, _brief(error))
@@ -150,35 +160,33 @@ class Membership:
             self._wake()
             await asyncio.sleep(RECONNECT_DELAY_S)
 
-    async def _read_states(self, member: Member, stub: worker_pb2_grpc.WorkerServiceStub) -> None:
+    async def _read_states(
+        self, member: Member, stub: worker_pb2_grpc.WorkerServiceStub, info: worker_pb2.GetWorkerInfoResponse
+    ) -> None:
         call = stub.WatchState(worker_pb2.WatchStateRequest())
         try:
             while True:
                 async with asyncio.timeout(SILENCE_LIMIT_S):
                     state = await call.read()
-                if not isinstance(state, worker_pb2.WatchStateResponse):
-                    return
-                member.state = state
+                if not isinstance(state, worker_pb2.WatchStateResponse) or state.epoch != info.epoch:
+                    return  # it has ended, or another life of it has begun at its address
+                member.info, member.state = info, state
                 self._wake()
         finally:
             call.cancel()
 
+    async def _dismiss(self, member: Member) -> None:
+        assert member.watch is not None
+        member.watch.cancel()
+        await asyncio.wait({member.watch})
+        if member.sent:
+            self._left.add(member)
+        else:
+            await member.channel.close()
+
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-
-
-async def _close(member: Member) -> None:
-    assert member.watch is not None
-    member.watch.cancel()
-    await asyncio.wait({member.watch})
-    # Streams over a worker that left the table may go on: their end closes the channel's last call.
-    await member.channel.close(grace=None)
-
-
-def _key(fingerprint: worker_pb2.Fingerprint) -> FingerprintKey:
-    f = fingerprint
-    return (f.protocol_version, f.model, f.kv_dtype, f.num_layers, f.num_kv_heads, f.head_dim)
 
 
 def _brief(error: Exception) -> str:

@@ -16,7 +16,7 @@ from engine.text_codec import TextCodec
 from router.admission import AdmissionQueue
 from router.dispatch import Dispatcher
 from router.membership import Membership, WorkerAddress
-from router.policy import Decision, choose
+from router.policy import Decision, Refusal, choose
 from router.service import InferenceServicer
 
 logger = logging.getLogger(__name__)
@@ -60,9 +60,8 @@ class RouterServer:
     @property
     def ready(self) -> bool:
         """Whether some pair of workers, or a mixed one, could take a request now or after those before it."""
-        views = self._membership.views()
-        idle = [v for v in views if v.is_ready]
-        return isinstance(choose(1, 2, idle), Decision) or any(v.num_sequences for v in idle)
+        choice = choose(1, 2, self._membership.views())
+        return isinstance(choice, Decision) or choice is Refusal.NO_ROOM
 
     async def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
         """The workers there are from now on."""

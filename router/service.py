@@ -80,7 +80,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         deadline_at = outcome.arrived_at + timeout_s
         async with aclosing(self._dispatcher.run(prompt, outcome, deadline_at)) as deltas:
             async for token_ids in deltas:
-                text = detokenizer.push(token_ids)
+                # A stop token is counted, and told as a token, but is no part of the text.
+                text = detokenizer.push(t for t in token_ids if t not in prompt.sampling.stop_token_ids)
                 yield inference_pb2.GenerateResponse(prompt_info=info, text=text, token_ids=token_ids)
                 info = None
         yield inference_pb2.GenerateResponse(text=detokenizer.finish(), finish=self._finish(prompt, outcome))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-FingerprintKey = tuple[int, str, str, int, int, int]
+from kv_transfer.fingerprint import Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class WorkerView:
     can_prefill: bool
     can_decode: bool
     is_ready: bool
-    fingerprint: FingerprintKey
+    fingerprint: Fingerprint
     block_size_tokens: int
     num_blocks: int
     max_batch_sequences: int

@@ -1,7 +1,6 @@
 """Tells subscribers on the event loop that the engine's load has changed."""
 
 import asyncio
-import contextlib
 
 
 class StateFeed:
@@ -24,11 +23,9 @@ class StateFeed:
         """Later reports are dropped: the loop is about to end."""
         self._is_closed = True
 
-    async def wait(self, timeout_s: float) -> None:
-        """Returns at the next change, or after `timeout_s`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
+    def next_change(self) -> asyncio.Event:
+        """Set at the next change: taken before a look at the state, it misses none that comes after the look."""
+        return self._changed
 
     def _wake(self) -> None:
         self._is_notified = False

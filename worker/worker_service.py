@@ -1,6 +1,7 @@
 """WorkerService: what this worker is and how loaded it is."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -54,8 +55,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[worker_pb2.WatchStateResponse]:
         """Streams the load until the subscriber goes."""
         while True:
+            changed = self._host.state.next_change()
             yield self._state()
-            await self._host.state.wait(MAX_INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MAX_INTERVAL_S):
+                    await changed.wait()
             await asyncio.sleep(MIN_INTERVAL_S)  # joins the changes of one burst of steps
 
     async def GetLedger(  # noqa: N802

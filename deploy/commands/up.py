@@ -80,5 +80,5 @@ def start_with_view(spec: ClusterSpec, ray_address: str = "") -> ClusterRecord:
                 f"{spec.num_workers} workers with {spec.cores_per_worker} cores each share "
                 f"{len(cores)} cores and will slow each other down"
             )
-        view.show_step("Joining Ray" if ray_address else "Starting Ray")
+        view.show_step(f"Starting cluster {spec.name!r}")
         return start_cluster(spec, RecordStore(), ray_address=ray_address, on_status=view.show_status)

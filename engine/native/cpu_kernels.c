@@ -18,7 +18,7 @@
 #define ROWS 2
 #endif
 #define MAX_HEAD_DIM 256
-#define MAX_GROUP 8                 // query heads per KV head
+#define MAX_GROUP 8                 // query heads of one KV head that are computed together
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vecf __attribute__((vector_size(VEC * 4)));
@@ -342,7 +342,7 @@ INLINE void attend_head(const struct head_view *h, const char *q, int64_t q_head
 // q: token i, head h at q + i * q_token_stride + h * q_head_stride, head_dim contiguous numbers.
 // layer_base: the layer's part of KV block 0, [k/v, head, token, dim]; block b lies b * block_stride further.
 // tables [rows, table_width] int32 KV block ids; contexts [rows] int32 tokens attended; out [rows, heads, head_dim].
-// head_dim a multiple of 32 up to 256; at most 8 heads per KV head.
+// head_dim a multiple of 32 up to 256; heads a multiple of kv_heads.
 // scores: room for heads / kv_heads * (longest context rounded up to 16) float32; tokens: room for the
 // longest context.
 struct baton_attention {
@@ -369,13 +369,15 @@ INLINE void attend(const struct baton_attention *a, int is_bf16) {
       for (int64_t t = first; t < context && t < first + a->block_size; t++)
         a->tokens[t] = *table * a->block_stride + (t - first) * a->head_dim;
     for (int64_t kv_head = 0; kv_head < a->kv_heads; kv_head++) {
-      const int64_t head = kv_head * group;
       const struct head_view view = {.layer_base = (const char *)a->layer_base, .tokens = a->tokens,
                                      .head = kv_head * head_numbers, .values = a->kv_heads * head_numbers,
                                      .context = context, .head_dim = a->head_dim};
-      attend_head(&view, (const char *)a->q + (row * a->q_token_stride + head * a->q_head_stride) * item,
-                  a->q_head_stride, group, a->scale, a->scores,
-                  (char *)a->out + (row * a->heads + head) * a->head_dim * item, is_bf16);
+      for (int64_t done = 0; done < group; done += MAX_GROUP) {
+        const int64_t head = kv_head * group + done, left = group - done;
+        attend_head(&view, (const char *)a->q + (row * a->q_token_stride + head * a->q_head_stride) * item,
+                    a->q_head_stride, left < MAX_GROUP ? left : MAX_GROUP, a->scale, a->scores,
+                    (char *)a->out + (row * a->heads + head) * a->head_dim * item, is_bf16);
+      }
     }
   }
 }

@@ -18,6 +18,12 @@ TEXT = (
 )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Torch computes on one core, as in a worker, and so does not stumble over what else the machine does."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def kernels(kernel_cache_dir: Path) -> NativeKernels:
     """The native kernels; tests that need them are skipped where there is no C compiler."""

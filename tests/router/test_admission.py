@@ -1,0 +1,137 @@
+import asyncio
+
+import pytest
+
+from baton.errors import FailedPrecondition, ResourceExhausted, Unavailable
+from router import admission
+from router.admission import AdmissionQueue
+from router.membership import Assignment
+
+
+@pytest.fixture
+def queue(membership):
+    return AdmissionQueue(membership, max_waiting=3)
+
+
+@pytest.fixture
+def full(membership, follow, pair):
+    """A context in which the decode worker is full."""
+
+    async def enter():
+        await follow(*pair)
+        return membership.assign(membership.member("decode-0"), Assignment(0, 64))
+
+    return enter
+
+
+async def admitted(queue, num_prompt_tokens=3):
+    async with asyncio.timeout(5):
+        return await queue.admit(num_prompt_tokens, 5)
+
+
+async def test_room_is_given_at_once(queue, follow, pair):
+    await follow(*pair)
+    decision = await admitted(queue)
+    assert (decision.prefill, decision.decode) == ("prefill-0", "decode-0")
+    assert queue.num_waiting == 0
+
+
+async def test_who_waits_is_served_in_order_when_there_is_room(queue, full, eventually):
+    order = []
+
+    async def ask(i):
+        await admitted(queue)
+        order.append(i)
+
+    async with await full():
+        waiting = [asyncio.create_task(ask(i)) for i in range(3)]
+        await eventually(lambda: queue.num_waiting == 3)
+        assert order == []
+    await asyncio.gather(*waiting)
+    assert order == [0, 1, 2]
+    assert queue.num_waiting == 0
+
+
+async def test_a_small_one_does_not_overtake_a_large_one(queue, follow, membership, pair, eventually):
+    await follow(*pair)
+    async with membership.assign(membership.member("decode-0"), Assignment(0, 60)):
+        large = asyncio.create_task(admitted(queue, num_prompt_tokens=100))
+        await eventually(lambda: queue.num_waiting == 1)
+        small = asyncio.create_task(admitted(queue))
+        await eventually(lambda: queue.num_waiting == 2)
+        assert not small.done()
+    await large
+    await small
+
+
+async def test_a_full_queue_refuses_at_once_with_both_numbers_and_a_hint(queue, full, eventually):
+    async with await full():
+        waiting = [asyncio.create_task(admitted(queue)) for _ in range(3)]
+        await eventually(lambda: queue.num_waiting == 3)
+        with pytest.raises(ResourceExhausted, match=r"3 requests wait already, the limit is 3") as caught:
+            await admitted(queue)
+        assert (caught.value.reason, caught.value.retry_after_s) == ("QUEUE_FULL", 1.0)
+    await asyncio.gather(*waiting)
+
+
+async def test_who_was_in_the_queue_before_is_not_refused_for_a_full_one(queue, full, eventually):
+    async with await full():
+        waiting = [asyncio.create_task(admitted(queue)) for _ in range(3)]
+        await eventually(lambda: queue.num_waiting == 3)
+        again = asyncio.create_task(queue.readmit(3, 5))
+        await asyncio.sleep(0)  # lets it begin to wait for news
+    async with asyncio.timeout(5):
+        await asyncio.gather(again, *waiting)
+
+
+async def test_who_gives_up_leaves_the_queue_to_the_next(queue, full, eventually):
+    async with await full():
+        first = asyncio.create_task(admitted(queue))
+        await eventually(lambda: queue.num_waiting == 1)
+        second = asyncio.create_task(admitted(queue))
+        await eventually(lambda: queue.num_waiting == 2)
+        first.cancel()
+        await asyncio.wait({first})
+        assert queue.num_waiting == 1
+    await second
+    assert queue.num_waiting == 0
+
+
+async def test_without_workers_all_who_wait_are_refused_after_one_patience(queue, monkeypatch):
+    """Case deploy-1: within a second, and not one second after another."""
+    monkeypatch.setattr(admission, "NO_WORKERS_PATIENCE_S", 0.2)
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    results = await asyncio.gather(*(admitted(queue) for _ in range(3)), return_exceptions=True)
+    assert [type(result) for result in results] == [Unavailable] * 3
+    assert loop.time() - began_at < 0.4
+    assert "ready workers: none" in results[0].message
+    assert results[0].retry_after_s == 1.0
+
+
+async def test_patience_starts_anew_with_an_empty_queue(queue, follow, pair, monkeypatch):
+    monkeypatch.setattr(admission, "NO_WORKERS_PATIENCE_S", 0.1)
+    with pytest.raises(Unavailable):
+        await admitted(queue)
+    monkeypatch.setattr(admission, "NO_WORKERS_PATIENCE_S", 5.0)
+    waiting = asyncio.create_task(admitted(queue))
+    await follow(*pair)
+    await waiting
+
+
+async def test_half_a_pair_is_unavailable(queue, follow, pair, monkeypatch):
+    monkeypatch.setattr(admission, "NO_WORKERS_PATIENCE_S", 0.1)
+    await follow(pair[0])
+    with pytest.raises(Unavailable, match=r"pair.*ready workers: prefill-0"):
+        await admitted(queue)
+
+
+async def test_workers_that_do_not_fit_are_told_by_field_and_both_values(queue, follow, start_worker, monkeypatch):
+    """Case transfer-3."""
+    monkeypatch.setattr(admission, "NO_WORKERS_PATIENCE_S", 0.1)
+    prefill = await start_worker("p0", "prefill")
+    decode = await start_worker("d0", "decode", fingerprint={"kv_dtype": "bfloat16"})
+    await follow(prefill, decode)
+    with pytest.raises(FailedPrecondition, match=r"p0 and d0: kv_dtype .*'float32'.*'bfloat16'") as caught:
+        await admitted(queue)
+    assert caught.value.reason == "FINGERPRINT_MISMATCH"
