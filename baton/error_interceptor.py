@@ -4,18 +4,28 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from baton.answer import request_id_of
-from baton.errors import BatonError, InternalError, Unimplemented, abort, from_rpc_error
+from baton.errors import BatonError, InternalError, InvalidRequest, Unimplemented, abort, from_rpc_error
 
 _logger = logging.getLogger(__name__)
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"  # generic in its stub only
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Behaviour = Callable[[Any, _Context], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Malformed:
+    """Stands for bytes that are no message: gRPC itself would answer UNKNOWN, with a class name."""
+
+    def error(self) -> InvalidRequest:
+        return InvalidRequest("the request is not a valid message: it is cut off, or a text in it is not UTF-8")
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -40,7 +50,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         make_handler = getattr(grpc, f"{kind}_rpc_method_handler")
         wrapped: _Handler = make_handler(
             wrap(getattr(handler, kind), method),
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_tolerant(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
         return wrapped
@@ -52,10 +62,35 @@ def _kind(handler: "grpc.RpcMethodHandler[Any, Any]") -> str:
     return f"{request}_{response}"
 
 
+def _tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserialize is None:
+        return None
+
+    def attempt(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _Malformed()
+
+    return attempt
+
+
+def _checked(request: Any) -> Any:
+    """The request, or each of its messages when it is read. Raises InvalidRequest for one that is no message."""
+    if isinstance(request, _Malformed):
+        raise request.error()
+    return _checked_messages(request) if isinstance(request, AsyncIterator) else request
+
+
+async def _checked_messages(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _checked(request)
+
+
 def _unary(behaviour: _Behaviour, method: str) -> _Behaviour:
     async def handle(request: Any, context: _Context) -> Any:
         try:
-            return await behaviour(request, context)
+            return await behaviour(_checked(request), context)
         except Exception as error:  # noqa: BLE001 - the root of the call's task
             return await _abort(error, request, context, method)
 
@@ -65,7 +100,7 @@ def _unary(behaviour: _Behaviour, method: str) -> _Behaviour:
 def _streaming(behaviour: _Behaviour, method: str) -> _Behaviour:
     async def handle(request: Any, context: _Context) -> None:
         try:
-            responses = behaviour(request, context)
+            responses = behaviour(_checked(request), context)
             if inspect.isasyncgen(responses):
                 await _write_all(responses, context)
             else:

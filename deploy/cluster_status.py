@@ -1,6 +1,7 @@
-"""What actors report to the controller, and the controller to whoever asks. Pure."""
+"""What actors report to the controller, and the controller to whoever asks."""
 
-from dataclasses import dataclass
+import socket
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -22,13 +23,17 @@ class MemberState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """An actor's answer to a heartbeat. `address` (host:port), `epoch` and `pid` are set once it is ready."""
+    """An actor's answer to a heartbeat. `address` (host:port) and `epoch` are set once it is ready.
+
+    `pid` is its process, on the machine that calls itself `hostname`.
+    """
 
     state: MemberState
     detail: str = ""
     address: str = ""
     epoch: str = ""
     pid: int = 0
+    hostname: str = field(default_factory=socket.gethostname)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
 """A connection to Ray, and the controller in it. Import it when Ray's environment is set: Ray reads it only then."""
 
 import contextlib
+import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import RayError
 
@@ -14,6 +16,7 @@ from deploy.errors import ClusterError
 
 _STATUS_TIMEOUT_S = 10.0
 _SHUTDOWN_MARGIN_S = 15.0
+_EXIT_TIMEOUT_S = 15.0
 
 
 @contextlib.contextmanager
@@ -52,12 +55,28 @@ def controller_status(cluster: str) -> ClusterStatus:
 
 
 def shut_down(cluster: str, grace_s: float) -> None:
-    """Ends all actors of a cluster, with `grace_s` seconds for running requests. Nothing happens without one."""
+    """Ends all actors of a cluster, with `grace_s` seconds for running requests. Nothing happens without one.
+
+    Raises ClusterError if a process of it on this machine is left.
+    """
     controller = _controller(cluster)
     if controller is None:  # it never came to life, or is gone already
         return
+    members = _processes_here(ray.get(controller.status.remote(), timeout=_STATUS_TIMEOUT_S))
     ray.get(controller.shutdown.remote(grace_s), timeout=2 * grace_s + _SHUTDOWN_MARGIN_S)
     ray.kill(controller, no_restart=True)
+    _, survivors = psutil.wait_procs(members, timeout=_EXIT_TIMEOUT_S)  # Ray ends them after it has said so
+    if survivors:
+        raise ClusterError(f"processes {[process.pid for process in survivors]} do not end: end them by hand")
+
+
+def _processes_here(status: ClusterStatus) -> list[psutil.Process]:
+    processes = []
+    for report in (member.report for member in status.members):
+        if report.pid and report.hostname == socket.gethostname():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                processes.append(psutil.Process(report.pid))
+    return processes
 
 
 def _controller(cluster: str) -> Any:

@@ -55,7 +55,9 @@ async def workers(hosts: dict[str, Any], eventually: Callable[..., Awaitable[Non
     prefill, decode = (Worker(hosts[role]) for role in ("prefill", "decode"))
     await prefill.start()
     await decode.start()
-    yield prefill, decode
-    await eventually(lambda: prefill.is_clean and decode.is_clean)
-    await prefill.stop()
-    await decode.stop()
+    try:
+        yield prefill, decode
+        await eventually(lambda: prefill.is_clean and decode.is_clean)
+    finally:
+        await prefill.stop()
+        await decode.stop()

@@ -5,7 +5,7 @@ import grpc
 import pytest
 
 from baton.channel import channel
-from baton.errors import InternalError, ResourceExhausted, Unavailable, Unimplemented, from_rpc_error
+from baton.errors import InternalError, InvalidRequest, ResourceExhausted, Unavailable, Unimplemented, from_rpc_error
 from baton.v1 import inference_pb2, inference_pb2_grpc
 
 KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
@@ -173,3 +173,26 @@ async def test_methods_that_are_not_there_are_unimplemented(serve, caplog):
                 await call
             assert isinstance(from_rpc_error(caught.value), Unimplemented)
     assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_bytes_that_are_no_message_are_an_invalid_request(serve, kind):
+    async def unary(request, context):
+        return await anext(request) if kind.startswith("stream") else request
+
+    async def stream(request, context):
+        yield await unary(request, context)
+
+    def add(server):
+        method = getattr(grpc, f"{kind}_rpc_method_handler")(
+            unary if kind.endswith("unary") else stream,
+            request_deserializer=inference_pb2.GenerateRequest.FromString,
+            response_serializer=inference_pb2.GenerateRequest.SerializeToString,
+        )
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Service", {"Call": method})])
+
+    address = await serve(add)
+    async with channel(address) as connection:  # b"x" is a field without its value
+        _, error = await responses_of(connection, kind)
+        assert isinstance(error, InvalidRequest)
+        assert "UTF-8" in error.message

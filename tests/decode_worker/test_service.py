@@ -216,16 +216,17 @@ async def test_a_reservation_ends_with_its_deadline(workers, eventually):
 async def test_a_request_cancelled_in_the_middle_of_its_push(workers, eventually):
     """Case leak-1: blocks return, none of the half-written ones can be found, the sender is told."""
     prefill, decode = workers
-    call = decode.decode(decode_request([HELLO] * 33))
+    prompt = [HELLO] * 100  # half of its layers fill a frame
+    call = decode.decode(decode_request(prompt))
     ticket = (await read(call, "reserved")).ticket
-    async with prefilled(prefill.host, [HELLO] * 33) as (sequence, _):
+    async with prefilled(prefill.host, prompt) as (sequence, _):
         push = await open_push(prefill.host, prefill.peers, ticket)
-        push.sender.layer_ready(range(15), range(33), sequence.block_ids)
+        push.sender.layer_ready(range(15), range(len(prompt)), sequence.block_ids)
         await eventually(lambda: push.sender._kv_bytes > 0)
         call.cancel()
         await eventually(lambda: decode.is_clean)
         assert decode.num_cached_blocks == 0
-        push.sender.layer_ready(range(15, 30), range(33), sequence.block_ids)
+        push.sender.layer_ready(range(15, 30), range(len(prompt)), sequence.block_ids)
         async with asyncio.timeout(5):
             assert "unknown" in str(await push.sender.failed)
         await push.abort()
