@@ -10,8 +10,9 @@ import grpc
 
 from baton.errors import BatonError, InvalidRequest
 from baton.v1 import worker_pb2, worker_pb2_grpc
-from decode_worker.handoffs import Handoffs
+from decode_worker.handoffs import Handoff, Handoffs
 from engine.sequence import FinishReason, Sequence
+from worker.cleanup import finish
 from worker.conversion import FINISH_REASONS, REFUSALS, check_token_ids, refusal, sampling_params
 from worker.host import WorkerHost
 from worker.sequence_feed import SequenceFeed
@@ -64,7 +65,6 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
         engine, num_tokens = self._host.engine, len(sequence.token_ids)
         num_cached = sequence.num_cached_tokens
         handoff = self._handoffs.open(sequence.sequence_id, sequence.token_ids, num_cached, sequence.block_ids)
-        is_drained = False
         try:
             ticket = self._handoffs.ticket(handoff, num_cached, num_tokens)
             yield worker_pb2.DecodeResponse(
@@ -72,7 +72,7 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
             )
             delivery = await handoff.delivery
             # Closed before the sequence runs: from here on only its own steps write to its blocks.
-            is_drained = await self._handoffs.close(handoff)
+            await self._handoffs.close(handoff)
             first = engine.activate(sequence.sequence_id, delivery.first_token_id)
             yield worker_pb2.DecodeResponse(committed=worker_pb2.DecodeCommitted(kv_bytes=delivery.kv_bytes))
             if first.finish_reason is not None:
@@ -81,8 +81,11 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
             async for response in _generated(feed):
                 yield response
         finally:
-            if is_drained or await self._handoffs.close(handoff):
-                engine.abort(sequence.sequence_id)
+            await finish(self._release(handoff))
+
+    async def _release(self, handoff: Handoff) -> None:
+        if await self._handoffs.close(handoff):
+            self._host.engine.abort(handoff.sequence_id)
 
     async def _decode_alone(self, sequence: Sequence) -> _Responses:
         """Prefills and decodes here."""

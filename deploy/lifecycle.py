@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from deploy.errors import ClusterError
 START_TIMEOUT_S = 600.0
 _POLL_INTERVAL_S = 0.3
 _MAX_FAILED_STARTS = 2
+_SHUTDOWN_LIMIT_S = 40.0  # beyond the time for running requests
 
 
 def start_cluster(
@@ -63,11 +65,23 @@ def stop_cluster(record: ClusterRecord, store: RecordStore, *, grace_s: float) -
             store.remove(record.name)  # a Ray that is gone must not keep the name for ever
         return
     if _is_alive(record):
-        # This Ray ends in any case: a controller that is dead, or of another version, is no reason to stop here.
-        with contextlib.suppress(Exception), _session(record) as session:
-            session.shut_down(record.name, grace_s)
+        _ask_to_shut_down(record, grace_s)
     local_ray.stop(Path(record.directory), record.session_id)
     store.remove(record.name)
+
+
+def _ask_to_shut_down(record: ClusterRecord, grace_s: float) -> None:
+    """Lets running requests end. This Ray ends in any case, so one that fails, or hangs, holds nothing up."""
+
+    def ask() -> None:
+        # A controller that is dead, or of another version, may fail in any way.
+        with contextlib.suppress(Exception), _session(record) as session:
+            session.shut_down(record.name, grace_s)
+
+    # In a thread, as connecting to a Ray that hangs cannot be interrupted.
+    asking = threading.Thread(target=ask, name="shut down", daemon=True)
+    asking.start()
+    asking.join(2 * grace_s + _SHUTDOWN_LIMIT_S)
 
 
 def cluster_status(record: ClusterRecord) -> ClusterStatus:

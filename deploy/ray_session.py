@@ -1,7 +1,9 @@
 """A connection to Ray, and the controller in it. Import it when Ray's environment is set: Ray reads it only then."""
 
 import contextlib
+import signal
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from deploy.cluster_status import ClusterStatus
 from deploy.controller import NAMESPACE, Controller, controller_name
 from deploy.errors import ClusterError
 
+_CONNECT_TIMEOUT_S = 5.0
 _STATUS_TIMEOUT_S = 10.0
 _SHUTDOWN_MARGIN_S = 15.0
 _EXIT_TIMEOUT_S = 15.0
@@ -22,13 +25,34 @@ _EXIT_TIMEOUT_S = 15.0
 @contextlib.contextmanager
 def ray_session(address: str) -> Iterator[None]:
     """Connects to the Ray at host:port. Raises ClusterError if there is none, or if Ray fails meanwhile."""
+    _check_listens(address)
+    sigterm_handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        _handle_sigterm(sigterm_handler)
         yield
     except (RayError, ConnectionError, TimeoutError) as error:
         raise ClusterError(f"Ray at {address} fails: {error}") from error
     finally:
         ray.shutdown()
+        _handle_sigterm(sigterm_handler)
+
+
+def _handle_sigterm(handler: Any) -> None:
+    # Ray replaces the handler when it starts, and when it ends SIGTERM kills at once: nothing would be cleaned up.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _check_listens(address: str) -> None:
+    # Ray would try for minutes and say nothing.
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except ValueError:
+        raise ClusterError(f"{address!r} is not the address of a Ray cluster: use host:port") from None
+    except OSError as error:
+        raise ClusterError(f"no Ray answers at {address} ({error}): is it running there?") from error
 
 
 def create_controller(spec: ClusterSpec, available_cores: Sequence[int]) -> None:

@@ -62,6 +62,10 @@ def check_supported(config: Any) -> None:
     """Raises `UnsupportedModel` unless every layer attends causally over the whole context."""
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{config.model_type} is an encoder-decoder; only decoder-only models are served")
+    if config.get_text_config() is not config:
+        raise UnsupportedModel(f"{config.model_type} is made of several models; only text models are served")
+    if getattr(config, "kv_lora_rank", None):
+        raise UnsupportedModel(f"{config.model_type} compresses its keys and values (MLA), which is not served")
     layer_types = getattr(config, "layer_types", None) or []
     other = sorted({kind for kind in layer_types if kind != "full_attention"})
     if other:

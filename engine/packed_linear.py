@@ -53,12 +53,12 @@ class OneDnnLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         """`weight` [out_features, in_features], bfloat16 or float32; `bias` [out_features] or None."""
         super().__init__()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())  # noqa: SLF001 - operators that Inductor calls too
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [..., in_features] -> [..., out_features], same dtype."""
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")  # noqa: SLF001
         return y
 
 
@@ -67,7 +67,9 @@ def pack_linears(model: nn.Module, kernels: NativeKernels | None) -> None:
 
     bfloat16 goes to oneDNN where it has AMX or there are no native kernels, and otherwise to the native kernels.
     """
-    use_onednn = kernels is None or (_dtype(model) == torch.bfloat16 and torch.cpu._is_amx_tile_supported())
+    use_onednn = kernels is None or (
+        _dtype(model) == torch.bfloat16 and torch.cpu.get_capabilities().get("amx_bf16", False)
+    )
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if not isinstance(child, nn.Linear):

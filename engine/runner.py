@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from engine.kv_cache import allocate_kv
+from engine.layer_events import LayerEvents
 from engine.model import LoadedModel
 from engine.native_kernels import NativeKernels
 from engine.paged_attention import choose_attention
@@ -27,13 +28,15 @@ class Runner:
         self.device = device
         self.kv = allocate_kv(loaded.kv_shape, num_blocks, device)
         self.attention = choose_attention(self.kv, kernels)
+        is_cuda = device.type == "cuda"
+        self._layer_events = LayerEvents(torch.cuda.current_stream(device).record_event) if is_cuda else None
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, on_layer: OnLayer) -> StepResult:
         """Computes the plan's tokens, stores their KV, and samples where the plan says so.
 
-        `on_layer` is called, on this thread, with each layer's index once that layer's keys and values of all
-        tokens of the plan are in the blocks.
+        `on_layer` is called with each layer's index once that layer's keys and values of all tokens of the plan
+        are in the blocks: on this thread, or on CUDA on another, perhaps after this call has returned.
         """
         step = build_step_tensors(plan, self.kv_shape.block_size, self.device)
         logits = self.model(
@@ -44,7 +47,7 @@ class Runner:
             logits_to_keep=step.sample_rows if len(step.sample_rows) else 1,
             paged=self.attention,
             step=step,
-            on_layer=on_layer,
+            on_layer=on_layer if self._layer_events is None else self._layer_events.deferred(on_layer),
         ).logits[0]
         sampled = step.sampled
         if not sampled:

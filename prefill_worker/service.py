@@ -15,6 +15,7 @@ from engine.sequence import Sequence
 from kv_transfer.errors import KvTransferError
 from prefill_worker.peers import Peers
 from prefill_worker.push import Push, Pushed, open_push
+from worker.cleanup import finish
 from worker.conversion import REFUSALS, check_token_ids, refusal, sampling_params, transfer_error
 from worker.host import WorkerHost
 from worker.sequence_feed import SequenceFeed
@@ -66,10 +67,13 @@ class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
             pushed = await push.commit(sequence.token_ids[: sequence.num_prompt_tokens], first_token_id)
             yield worker_pb2.PrefillResponse(pushed=_pushed_message(pushed, computed_at))
         finally:
-            # The source blocks are read until the push has stopped.
-            if push is not None:
-                await push.abort()
-            engine.abort(sequence.sequence_id)
+            await finish(self._release(sequence, push))
+
+    async def _release(self, sequence: Sequence, push: Push | None) -> None:
+        # The source blocks are read until the push has stopped.
+        if push is not None:
+            await push.abort()
+        self._host.engine.abort(sequence.sequence_id)
 
     def _check(self, request: worker_pb2.PrefillRequest) -> None:
         check_token_ids(list(request.token_ids), self._host.vocab_size)

@@ -144,7 +144,8 @@ async def _read_after(read: _Read, call: WorkerCall, event: str) -> tuple[str, A
     """The message that follows the one of `read`, or its failure."""
     await asyncio.wait({read})
     read.result()
-    return await call.read(event)
+    found: tuple[str, Any] = await call.read(event)
+    return found
 
 
 async def _result(read: _Read, reads: set[_Read]) -> Any:
@@ -152,7 +153,8 @@ async def _result(read: _Read, reads: set[_Read]) -> Any:
     while not read.done() and not _failures(reads):
         await asyncio.wait({task for task in reads if not task.done()}, return_when=asyncio.FIRST_COMPLETED)
     if read.done() and _failure(read) is None:
-        return read.result()[1]
+        _, message = read.result()
+        return message
     raise await _first_cause(reads)
 
 

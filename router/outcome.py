@@ -37,12 +37,16 @@ class Outcome:
         self.decode_cached_tokens = reserved.num_cached_tokens
 
     def note_first_token(self, queue_s: float, prefill_s: float) -> None:
-        """Token 0 is here, after so much time on the worker that computed it; the rest is the way there and back."""
+        """Token 0 is here, after so much time on the worker that computed it; the rest is the way there and back.
+
+        A worker that prefills by itself begins before its reservation is known here: what overlaps is cut off.
+        """
         timeline = self.timeline
-        timeline.prefill_queue_s, timeline.prefill_s = queue_s, prefill_s
         timeline.ttft_s = self.since_arrival_s()
-        known_s = timeline.queue_s + timeline.reserve_s + queue_s + prefill_s
-        timeline.dispatch_s = max(timeline.ttft_s - known_s, 0.0)
+        left_s = max(timeline.ttft_s - timeline.queue_s - timeline.reserve_s, 0.0)
+        timeline.prefill_s = min(prefill_s, left_s)
+        timeline.prefill_queue_s = min(queue_s, left_s - timeline.prefill_s)
+        timeline.dispatch_s = left_s - timeline.prefill_s - timeline.prefill_queue_s
 
     def note_committed(self) -> None:
         """The decode worker has the KV."""

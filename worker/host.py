@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROLES = ("prefill", "decode", "mixed")
-DEFAULT_CPU_KV_BYTES = 1 << 30
+DEFAULT_CPU_KV_BYTES = 512 << 20
 CUDA_KV_SHARE = 0.8  # of the memory that is free once the weights are loaded
 MAX_WAITING = 256
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """One worker. `kv_memory_bytes` 0: 1 GiB on the CPU, four fifths of the free memory on CUDA.
+    """One worker. `kv_memory_bytes` 0: 512 MiB on the CPU, four fifths of the free memory on CUDA.
 
     `role` is prefill, decode or mixed; `dtype` float32, bfloat16 or float16 (CUDA only).
     """
@@ -57,6 +57,13 @@ class WorkerConfig:
             raise ValueError(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
         if self.dtype == "float16" and not self.device.startswith("cuda"):
             raise ValueError("dtype float16 needs a CUDA device; use bfloat16 or float32 on the CPU")
+        if self.block_size < 1:
+            raise ValueError(f"block_size is {self.block_size} tokens; it must be at least 1")
+        if not 1 <= self.max_batch_sequences <= self.max_step_tokens:
+            raise ValueError(
+                f"max_batch_sequences is {self.max_batch_sequences} and max_step_tokens {self.max_step_tokens}: "
+                "a full batch needs one token of a step for each sequence"
+            )
 
 
 @dataclass(frozen=True, slots=True)

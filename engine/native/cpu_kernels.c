@@ -1,6 +1,6 @@
 // CPU kernels of the engine: linear layers over packed weights and attention over the paged KV cache.
 //
-// Plain C with GCC vector extensions and a C ABI, so any C compiler builds it in a second and ctypes calls it
+// Plain C with GCC vector extensions and a C ABI, so GCC builds it in seconds and ctypes calls it
 // (which also frees the interpreter lock during the call). Accumulation is float32 everywhere, and the order of
 // the additions for one output number never depends on how many rows are computed with it: a token's result is
 // the same alone and in a batch.
@@ -13,7 +13,7 @@
 #define VEC 16
 #define PANEL 32                    // output columns packed together: two vectors
 #if defined(__AVX512F__)
-#define ROWS 14                     // 12 x 2 accumulators leave room for weights in 32 vector registers
+#define ROWS 14                     // 14 x 2 accumulators leave room for weights in 32 vector registers
 #else
 #define ROWS 2
 #endif
@@ -164,7 +164,7 @@ INLINE void linear(const float *x, const char *packed, char *out, const float *b
     const int64_t blocks = (in_tile + ROWS - 1) / ROWS;
     for (int64_t col = 0; col < n; col += PANEL) {
       const char *panel = packed + col * k * item;
-      for (int64_t b = 0, row = 0; b < blocks; b++) {  // even blocks: 16 rows are 8 + 8, not 12 + 4
+      for (int64_t b = 0, row = 0; b < blocks; b++) {  // even blocks: 16 rows are 8 + 8, not 14 + 2
         const int64_t rows = (in_tile - row) / (blocks - b);
         // One block is bound by memory and fetches what it needs soon; several are bound by arithmetic and
         // share out the fetching of the next panel among them.

@@ -18,6 +18,7 @@ NUM_TOKENS = 64
 
 
 def _load(model_dir: Path, dtype: torch.dtype):
+    torch.set_num_threads(1)  # two would fight with the workers for their cores
     return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, local_files_only=True).eval()
 
 

@@ -56,6 +56,16 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
+@pytest.fixture
+def model_directory(tmp_path: Path) -> Path:
+    """Files by the right names: enough for what fails before they are read."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (directory / name).touch()
+    return directory
+
+
 def baton(*arguments: str, typed: str = "") -> Result:
     return CliRunner().invoke(make_cli(), arguments, input=typed)
 
@@ -120,6 +130,16 @@ def test_missing_model_is_told_before_anything_starts() -> None:
     result = baton("up", "--model", "/nowhere/model")
     assert result.exit_code == 1
     assert "no model at /nowhere/model" in result.stderr
+
+
+@pytest.mark.parametrize(("ray_address", "told"), [("127.0.0.1:1", "no Ray answers"), ("auto", "use host:port")])
+def test_ray_that_cannot_be_joined_is_told_and_nothing_is_remembered(
+    tmp_path: Path, model_directory: Path, ray_address: str, told: str
+) -> None:
+    result = baton("up", "--model", str(model_directory), "--ray-address", ray_address)
+    assert result.exit_code == 1
+    assert told in result.stderr
+    assert list((tmp_path / "baton").glob("*.json")) == []
 
 
 def test_generate_asks_a_question_and_prints_only_the_answer(service: EchoService, address: str) -> None:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
     Gemma2Config,
     GptOssConfig,
     LlamaConfig,
+    LlavaConfig,
     MistralConfig,
     PhiConfig,
     Qwen2Config,
@@ -68,12 +70,12 @@ def _prefill(runner: Runner, block_ids: tuple[int, ...], first: int) -> int:
 @pytest.mark.parametrize("native", [True, False], ids=["kernels", "torch alone"])
 @torch.inference_mode()
 def test_families_compute_what_transformers_does(
-    tmp_path: Path, kernels: NativeKernels, family: str, native: bool
+    tmp_path: Path, request: pytest.FixtureRequest, family: str, native: bool
 ) -> None:
     reference = _saved(FAMILIES[family], tmp_path)(torch.tensor([PROMPT]), use_cache=True)
-    chosen = kernels if native else None
-    loaded = load_model(tmp_path, torch.float32, CPU, 8, chosen)
-    runner = Runner(loaded, 9, CPU, chosen)
+    kernels = request.getfixturevalue("kernels") if native else None
+    loaded = load_model(tmp_path, torch.float32, CPU, 8, kernels)
+    runner = Runner(loaded, 9, CPU, kernels)
     blocks = (3, 7, 1, 8, 0)
     assert _prefill(runner, blocks, len(PROMPT) - 1) == int(reference.logits[0, -1].argmax())
     for layer in range(loaded.kv_shape.num_layers):
@@ -116,6 +118,8 @@ def test_default_model(loaded_model: tuple[LoadedModel, NativeKernels | None]) -
         (GptOssConfig(num_hidden_layers=2), "layers of kind.*sliding_attention"),
         (Gemma2Config(num_hidden_layers=2), "layers of kind.*sliding_attention"),
         (Gemma2Config(num_hidden_layers=2, layer_types=["full_attention"] * 2), "caps its attention logits"),
+        (DeepseekV3Config(num_hidden_layers=2), "compresses its keys and values"),
+        (LlavaConfig(), "made of several models"),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )

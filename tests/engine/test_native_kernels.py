@@ -100,7 +100,8 @@ class TestLinear:
 
     def test_bfloat16_rounds_to_nearest_even(self, kernels: NativeKernels) -> None:
         """1 + 2^-8 is half-way between 1 and 1 + 2^-7: even is 1. 1 + 3 * 2^-8 goes up to 1 + 2^-6."""
-        numbers = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-20, 3.4e38, -3.4e38, torch.nan])
+        numbers = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-20, 3.4e38, -3.4e38, 0.0])
+        numbers.view(torch.int32)[5] = 0x7FFFFFFF  # the NaN that rounding up would turn into -0
         numbers = numbers.repeat(8)  # 48 columns: a whole vector and the columns left over
         x, weight = torch.zeros(1, 1, dtype=BF16), torch.zeros(48, 1, dtype=BF16)
         expected = torch.tensor([1, 1 + 2.0**-6, 1 + 2.0**-7, torch.inf, -torch.inf, torch.nan]).repeat(8).to(BF16)

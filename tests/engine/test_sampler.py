@@ -80,6 +80,9 @@ class TestDistribution:
     def test_top_k(self, top_k: int, expected: dict[int, float]) -> None:
         _assert_distribution(_draws(top_k=top_k), expected)
 
+    def test_of_many_equals_the_lowest_ids_stay(self) -> None:
+        assert set(_draws(torch.zeros(1, 50_000), 60, top_k=3)) == {0, 1, 2}
+
     @pytest.mark.parametrize(
         ("top_p", "expected"),
         [

@@ -85,10 +85,10 @@ class ScriptedWorker(
             setattr(self.state, name, value)
         self._news.set()
 
-    async def GetWorkerInfo(self, request, context):
+    async def GetWorkerInfo(self, request, context):  # noqa: N802 - the proto's name
         return self.info
 
-    async def WatchState(self, request, context):
+    async def WatchState(self, request, context):  # noqa: N802 - the proto's name
         self.num_subscriptions += 1
         while True:
             if not self.is_silent:
@@ -96,7 +96,7 @@ class ScriptedWorker(
             self._news.clear()
             await self._news.wait()
 
-    async def Prefill(self, request, context):
+    async def Prefill(self, request, context):  # noqa: N802 - the proto's name
         self.prefill_requests.append(request)
         async with self._open("prefill"):
             if self.before_prefill:
@@ -104,7 +104,7 @@ class ScriptedWorker(
             async for response in self.prefill(request):
                 yield response
 
-    async def Decode(self, request, context):
+    async def Decode(self, request, context):  # noqa: N802 - the proto's name
         self.decode_requests.append(request)
         async with self._open("decode"):
             if self.before_decode:

@@ -202,16 +202,14 @@ async def test_a_decode_worker_that_holds_the_prompt_needs_no_prefill_worker(dis
         timing = worker_pb2.LocalPrefill(queue_s=0.0, prefill_s=0.001)
         yield worker_pb2.DecodeResponse(tokens=worker_pb2.DecodeTokens(token_ids=[100], local_prefill=timing))
         yield worker_pb2.DecodeResponse(tokens=worker_pb2.DecodeTokens(token_ids=[101, 102, 103]))
-        yield worker_pb2.DecodeResponse(
-            finished=worker_pb2.DecodeFinished(reason=request_pb2.FINISH_REASON_LENGTH)
-        )
+        yield worker_pb2.DecodeResponse(finished=worker_pb2.DecodeFinished(reason=request_pb2.FINISH_REASON_LENGTH))
 
     followed[1].decode = alone
     token_ids, outcome = await dispatch()
     assert token_ids == [100, 101, 102, 103]
     assert outcome.timeline.path == request_pb2.PATH_LOCAL_PREFILL
     assert outcome.timeline.prefill_worker == outcome.timeline.decode_worker == "decode-0"
-    assert outcome.timeline.prefill_s == pytest.approx(0.001)
+    assert 0 < outcome.timeline.prefill_s <= 0.001
     assert not followed[0].prefill_requests
 
 
@@ -334,7 +332,7 @@ async def test_a_decode_worker_that_fails_before_the_first_token_ends_the_prefil
 
 async def test_a_worker_that_dies_in_the_middle_is_unavailable(dispatch, followed, messages, is_idle, eventually):
     """Case transfer-7, seen from the router."""
-    prefill, decode = followed
+    decode = followed[1]
     decoding = asyncio.Event()
 
     async def die(request):

@@ -23,10 +23,16 @@ def test_the_parts_sum_to_ttft(outcome):
     assert (t.path_reason, outcome.decode_cached_tokens) == ("why", 16)
 
 
-def test_no_part_is_negative_whatever_a_worker_tells(outcome):
+@pytest.mark.parametrize(("queue_s", "prefill_s"), [(0.0, 100.0), (100.0, 1.0), (100.0, 100.0), (0.0, 0.0)])
+def test_the_parts_sum_to_ttft_and_none_is_negative_whatever_a_worker_tells(outcome, queue_s, prefill_s):
     outcome.note_assigned("why")
-    outcome.note_first_token(queue_s=0.0, prefill_s=100.0)
-    assert outcome.timeline.dispatch_s == 0.0
+    outcome.note_reserved(worker_pb2.DecodeReserved())
+    outcome.arrived_at -= 3.0
+    outcome.note_first_token(queue_s, prefill_s)
+    t = outcome.timeline
+    parts = (t.queue_s, t.reserve_s, t.dispatch_s, t.prefill_queue_s, t.prefill_s)
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(t.ttft_s)
 
 
 def test_the_first_decode_step_counts_from_the_commit_and_once(outcome):

@@ -238,7 +238,8 @@ def test_pairs_fit_and_are_the_least_loaded(num_prompt_tokens, cluster):
     assert prefill.fingerprint == decode.fingerprint
     rivals = [v for v in cluster if v.fingerprint == decode.fingerprint and v.can_prefill != v.can_decode]
     assert prefill.num_queued_tokens == min(v.num_queued_tokens for v in rivals if v.can_prefill and can_queue(v))
-    shares = [v.num_sequences / v.max_batch_sequences for v in rivals if v.can_decode and can_start(v, num_prompt_tokens)]
+    startable = [v for v in rivals if v.can_decode and can_start(v, num_prompt_tokens)]
+    shares = [v.num_sequences / v.max_batch_sequences for v in startable]
     assert decode.num_sequences / decode.max_batch_sequences == min(shares)
 
 
@@ -247,7 +248,8 @@ def test_pairs_fit_and_are_the_least_loaded(num_prompt_tokens, cluster):
 def test_nobody_is_refused_whom_somebody_could_serve(num_prompt_tokens, cluster):
     if not isinstance(choose(num_prompt_tokens, 2, cluster), Refusal):
         return
-    assert not [v for v in cluster if v.can_prefill and can_queue(v) and v.can_decode and can_start(v, num_prompt_tokens)]
-    prefills = {v.fingerprint for v in cluster if v.can_prefill and not v.can_decode and can_queue(v)}
-    starts = [v for v in cluster if v.can_decode and not v.can_prefill and can_start(v, num_prompt_tokens)]
-    assert not prefills & {v.fingerprint for v in starts}
+    queueing = [v for v in cluster if v.can_prefill and can_queue(v)]
+    starting = [v for v in cluster if v.can_decode and can_start(v, num_prompt_tokens)]
+    assert not [v for v in queueing if v in starting]
+    prefills = {v.fingerprint for v in queueing if not v.can_decode}
+    assert not prefills & {v.fingerprint for v in starting if not v.can_prefill}

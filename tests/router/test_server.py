@@ -177,7 +177,9 @@ async def test_counters_are_zero_after_cancelled_invalid_and_normal_requests(
     await asyncio.gather(*reading)
 
 
-async def test_a_sick_worker_is_left_out_and_comes_back(start_router, one_prefill_two_decodes, start_worker, eventually):
+async def test_a_sick_worker_is_left_out_and_comes_back(
+    start_router, one_prefill_two_decodes, start_worker, eventually
+):
     """Case scheduling-5 (c): while it is away no leg of a request goes to it."""
     prefill, first, second = one_prefill_two_decodes
     router, client = await start_router(prefill, first, second)
@@ -247,7 +249,7 @@ async def test_what_outlasts_the_grace_ends_as_unavailable(pair, eventually, sta
 
 
 async def test_a_taken_port_is_an_error(start_router, model_dir):
-    router, client = await start_router()
+    router, _ = await start_router()
     port = int(router.address.rpartition(":")[2])
     second = RouterServer()
     with pytest.raises(PortUnavailableError):

@@ -19,7 +19,7 @@ DEF = 33203  # " DEF"
 
 
 async def test_an_answer_is_streamed_with_counts_and_timeline(start_router, pair):
-    router, client = await start_router(*pair)
+    _, client = await start_router(*pair)
     stream = client.generate([1, 2, 3], max_tokens=4, request_id="r-1")
     assert await stream.read() == stream.text
     assert stream.token_ids == [100, 101, 102, 103]
@@ -47,7 +47,7 @@ async def test_the_same_request_id_twice_at_once_is_two_requests(start_router, p
 
 
 async def test_the_first_message_tells_of_the_prompt_and_only_the_last_of_the_end(start_router, pair):
-    router, client = await start_router(*pair)
+    _, client = await start_router(*pair)
     stub = inference_pb2_grpc.InferenceServiceStub(client._channel)
     request = inference_pb2.GenerateRequest(text="Hi", stopping=request_pb2.StoppingCriteria(max_tokens=3))
     responses = [response async for response in stub.Generate(request, timeout=5)]

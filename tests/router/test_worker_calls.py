@@ -11,9 +11,7 @@ from router.membership import Member
 from router.validation import PromptRequest
 from router.worker_calls import WorkerCalls
 
-SAMPLING = SamplingParams(
-    temperature=0.0, top_k=0, top_p=0.5, seed=0, max_tokens=3, stop_token_ids=frozenset({7, 2})
-)
+SAMPLING = SamplingParams(temperature=0.0, top_k=0, top_p=0.5, seed=0, max_tokens=3, stop_token_ids=frozenset({7, 2}))
 PROMPT = PromptRequest("r1", (1, 2, 3), SAMPLING, "salt")
 
 

@@ -1,15 +1,33 @@
 """Messages become domain objects and back, and refusals typed errors with the right status."""
 
-import grpc
 import pytest
 
-from baton.errors import Aborted, BatonError, FailedPrecondition, InvalidRequest, ResourceExhausted
+from baton.errors import (
+    Aborted,
+    BatonError,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InternalError,
+    InvalidRequest,
+    ResourceExhausted,
+    Unavailable,
+)
 from baton.v1 import request_pb2, worker_pb2
 from engine.admission import DuplicateSequence, NeverFits, QueueFull
 from engine.block_pool import OutOfBlocks
 from engine.sampling_params import SamplingParams
 from engine.sequence import FinishReason
-from kv_transfer.errors import ERRORS_BY_REASON, FingerprintMismatch, KvTransferError
+from kv_transfer.errors import (
+    ERRORS_BY_REASON,
+    ChecksumMismatch,
+    DuplicateFrame,
+    FingerprintMismatch,
+    KvTransferError,
+    LinkLost,
+    TransferAborted,
+    TransferTimeout,
+)
 from kv_transfer.fingerprint import Fingerprint
 from worker.conversion import (
     FINISH_REASONS,
@@ -70,11 +88,21 @@ class TestErrors:
         assert isinstance(typed, BatonError)
         assert typed.message == "what happened"
         assert typed.reason == kind.reason.upper()
-        assert typed.code not in (grpc.StatusCode.OK, grpc.StatusCode.INTERNAL)
 
-    def test_statuses(self) -> None:
-        assert isinstance(transfer_error(FingerprintMismatch("")), FailedPrecondition)
-        assert isinstance(transfer_error(KvTransferError("of no kind")), Aborted)
+    @pytest.mark.parametrize(
+        ("error", "typed"),
+        [
+            (FingerprintMismatch(), FailedPrecondition),
+            (LinkLost(), Unavailable),
+            (TransferTimeout(), DeadlineExceeded),
+            (ChecksumMismatch(), DataLoss),
+            (TransferAborted(), Aborted),
+            (DuplicateFrame(), InternalError),  # no peer of ours sends one
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+    )
+    def test_statuses(self, error: KvTransferError, typed: type[BatonError]) -> None:
+        assert type(transfer_error(error)) is typed
 
     def test_every_reason_to_end_has_a_message(self) -> None:
         assert set(FINISH_REASONS) == set(FinishReason)

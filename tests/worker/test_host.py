@@ -70,11 +70,13 @@ async def test_the_real_model(model_dir: Path, kernel_cache_dir: Path) -> None:
         ({"role": "both"}, "role is 'both'; it must be one of prefill, decode, mixed"),
         ({"dtype": "int8"}, "dtype is 'int8'; it must be one of float32, bfloat16, float16"),
         ({"dtype": "float16"}, "float16 needs a CUDA device"),
+        ({"block_size": 0}, "block_size is 0"),
+        ({"max_step_tokens": 8, "max_batch_sequences": 16}, "max_batch_sequences is 16 and max_step_tokens 8"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(values: dict[str, str], reason: str) -> None:
+def test_what_cannot_run_is_refused_by_name(values: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        WorkerConfig(**{"name": "w", "role": "mixed", "model_dir": Path(), "kernel_cache_dir": Path(), **values})
+        WorkerConfig(**{"name": "w", "role": "mixed", "model_dir": Path(), "kernel_cache_dir": Path(), **values})  # type: ignore[arg-type]
 
 
 def test_float16_is_for_cuda() -> None:

@@ -1,0 +1,235 @@
+import asyncio
+import socket
+
+import pytest
+import pytest_asyncio
+from worker_rig import HELLO, decode_request, prefilled, read
+
+from baton import channel
+from baton.errors import Aborted, DataLoss, FailedPrecondition, NotFound, Unavailable
+from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, worker_pb2
+from prefill_worker import push as push_module
+from prefill_worker.push import open_push
+from worker.conversion import fingerprint_message
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PROMPT = [HELLO] * 33
+
+
+class ScriptedPushes(kv_transfer_pb2_grpc.KvTransferServiceServicer):
+    """A decode worker's control service that answers by script; a silent one by default."""
+
+    def __init__(self):
+        self.script = self.say_nothing
+        self.num_open = 0
+
+    async def Push(self, requests, context):  # noqa: N802 - the proto's name
+        self.num_open += 1
+        try:
+            async for response in self.script(requests):
+                yield response
+        finally:
+            self.num_open -= 1
+
+    async def say_nothing(self, requests):
+        await asyncio.Event().wait()
+        yield
+
+    async def open_only(self, requests):
+        await anext(requests)
+        yield kv_transfer_pb2.PushResponse(opened=kv_transfer_pb2.PushOpened(credit_bytes=1 << 20))
+        await asyncio.Event().wait()
+
+    async def open_and_leave(self, requests):
+        await anext(requests)
+        yield kv_transfer_pb2.PushResponse(opened=kv_transfer_pb2.PushOpened(credit_bytes=1 << 20))
+
+    async def commit_at_once(self, requests):
+        await anext(requests)
+        yield kv_transfer_pb2.PushResponse(committed=kv_transfer_pb2.PushCommitted())
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def scripted(workers):
+    """A scripted decode worker, and a ticket of it that lacks nothing, so that no KV has to be sent."""
+    servicer, server = ScriptedPushes(), channel.server()
+    kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(servicer, server)
+    address = f"127.0.0.1:{channel.bind(server, 0)}"
+    await server.start()
+    ticket = worker_pb2.Ticket(
+        id="ab" * 16,
+        epoch="cd" * 8,
+        worker="decode-9",
+        num_cached_tokens=16,
+        num_prompt_tokens=16,
+        endpoints=[worker_pb2.Endpoint(transport="grpc", address=address)],
+        fingerprint=fingerprint_message(workers[0].host.fingerprint),
+    )
+    yield servicer, ticket
+    await server.stop(grace=0)
+
+
+async def test_kv_is_pushed_and_committed(workers):
+    prefill, decode = workers
+    call = decode.decode(decode_request(PROMPT, max_tokens=1))
+    ticket = (await read(call, "reserved")).ticket
+    async with prefilled(prefill.host, PROMPT) as (sequence, first_token_id):
+        push = await open_push(prefill.host, prefill.peers, ticket)
+        push.sender.layer_ready(range(30), range(33), sequence.block_ids)
+        pushed = await push.commit(PROMPT, first_token_id)
+        await push.abort()  # harmless now, twice as well
+        await push.abort()
+    assert pushed.summary.kv_bytes == 33 * 46_080
+    assert pushed.summary.first_send_at <= pushed.summary.last_ack_at <= pushed.committed_at
+    assert (await read(call, "committed")).kv_bytes == 33 * 46_080
+
+
+@pytest.mark.parametrize(
+    ("field", "theirs"), [("kv_dtype", "bfloat16"), ("num_layers", 28), ("head_dim", 128), ("model", "another")]
+)
+async def test_a_pair_that_does_not_fit_is_refused_by_field_and_both_values(workers, scripted, field, theirs):
+    """Case transfer-3; nothing is sent."""
+    prefill, _ = workers
+    servicer, ticket = scripted
+    setattr(ticket.fingerprint, field, theirs)
+    ours = getattr(prefill.host.fingerprint, field)
+    with pytest.raises(FailedPrecondition, match="decode-9") as caught:
+        await open_push(prefill.host, prefill.peers, ticket)
+    assert all(part in caught.value.message for part in (field, repr(ours), repr(theirs)))
+    assert caught.value.reason == "FINGERPRINT_MISMATCH"
+    assert servicer.num_open == 0
+
+
+@pytest.mark.parametrize(("transports", "named"), [((), "none"), (("rdma", "ipc"), "rdma, ipc")])
+async def test_without_a_common_transport_both_sides_are_named(workers, scripted, transports, named):
+    prefill, _ = workers
+    ticket = scripted[1]
+    del ticket.endpoints[:]
+    ticket.endpoints.extend(worker_pb2.Endpoint(transport=t, address="x") for t in transports)
+    with pytest.raises(FailedPrecondition, match=f"grpc here, {named} there"):
+        await open_push(prefill.host, prefill.peers, ticket)
+
+
+async def test_the_first_endpoint_that_fits_is_taken(workers, scripted):
+    prefill, _ = workers
+    servicer, ticket = scripted
+    servicer.script = servicer.open_only
+    ticket.endpoints.insert(0, worker_pb2.Endpoint(transport="rdma", address="x"))
+    push = await open_push(prefill.host, prefill.peers, ticket)
+    await push.abort()
+
+
+async def test_a_peer_that_cannot_be_reached_is_named_at_once(workers, scripted):
+    """Case transfer-7 (c)."""
+    prefill, _ = workers
+    ticket = scripted[1]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ticket.endpoints[0].address = f"127.0.0.1:{taken.getsockname()[1]}"
+    async with asyncio.timeout(push_module.OPEN_TIMEOUT_S / 2):
+        with pytest.raises(Unavailable, match="decode-9: ") as caught:
+            await open_push(prefill.host, prefill.peers, ticket)
+    assert caught.value.metadata == {"stage": "transfer", "worker": "decode-9"}
+
+
+async def test_a_silent_peer_costs_the_time_limit_and_no_more(workers, scripted, monkeypatch, eventually):
+    prefill, _ = workers
+    servicer, ticket = scripted
+    monkeypatch.setattr(push_module, "OPEN_TIMEOUT_S", 0.2)
+    with pytest.raises(Unavailable, match=r"decode-9: .*not opened within 0.2 s"):
+        await open_push(prefill.host, prefill.peers, ticket)
+    await eventually(lambda: servicer.num_open == 0)
+
+
+async def test_a_peer_out_of_step_is_refused(workers, scripted, eventually):
+    prefill, _ = workers
+    servicer, ticket = scripted
+    servicer.script = servicer.commit_at_once
+    with pytest.raises(Unavailable, match="expected opened of the decode worker, got committed"):
+        await open_push(prefill.host, prefill.peers, ticket)
+    await eventually(lambda: servicer.num_open == 0)
+
+
+async def test_a_refusal_keeps_its_type_and_the_peers_name(workers):
+    prefill, decode = workers
+    call = decode.decode(decode_request(PROMPT))
+    ticket = (await read(call, "reserved")).ticket
+    unknown = worker_pb2.Ticket()
+    unknown.CopyFrom(ticket)
+    unknown.id = "ab" * 16
+    with pytest.raises(NotFound, match="decode-0: ") as caught:
+        await open_push(prefill.host, prefill.peers, unknown)
+    assert caught.value.reason == "TICKET_UNKNOWN"
+    stale = worker_pb2.Ticket()
+    stale.CopyFrom(ticket)
+    stale.epoch = "0123456789abcdef"
+    with pytest.raises(FailedPrecondition, match=f"0123456789abcdef.*{decode.host.epoch}") as caught:
+        await open_push(prefill.host, prefill.peers, stale)
+    assert caught.value.reason == "EPOCH_MISMATCH"
+    call.cancel()
+
+
+async def test_a_peer_that_does_not_commit_costs_the_time_limit(workers, scripted, monkeypatch, eventually):
+    prefill, _ = workers
+    servicer, ticket = scripted
+    servicer.script = servicer.open_only
+    monkeypatch.setattr(push_module, "FINISH_TIMEOUT_S", 0.2)
+    push = await open_push(prefill.host, prefill.peers, ticket)
+    with pytest.raises(Unavailable, match=r"not commit within 0.2 s"):
+        await push.commit([1] * 16, 7)
+    await push.abort()
+    await eventually(lambda: servicer.num_open == 0)
+
+
+async def test_a_peer_that_leaves_before_the_commit_is_told(workers, scripted, eventually):
+    prefill, _ = workers
+    servicer, ticket = scripted
+    servicer.script = servicer.open_and_leave
+    push = await open_push(prefill.host, prefill.peers, ticket)
+    await eventually(lambda: servicer.num_open == 0 and push._call.done())
+    with pytest.raises(Unavailable, match="push"):
+        await push.commit([1] * 16, 7)
+    await push.abort()
+
+
+async def test_a_commit_with_the_kv_of_another_prompt_is_refused(workers):
+    prefill, decode = workers
+    call = decode.decode(decode_request(PROMPT))
+    ticket = (await read(call, "reserved")).ticket
+    async with prefilled(prefill.host, PROMPT) as (sequence, first_token_id):
+        push = await open_push(prefill.host, prefill.peers, ticket)
+        push.sender.layer_ready(range(30), range(33), sequence.block_ids)
+        with pytest.raises(FailedPrecondition) as caught:
+            await push.commit([1] * 33, first_token_id)
+        await push.abort()
+    assert caught.value.reason == "PROMPT_MISMATCH"
+
+
+async def test_frames_that_the_peer_refuses_fail_the_push_with_the_peers_reason(workers):
+    prefill, decode = workers
+    call = decode.decode(decode_request(PROMPT))
+    ticket = (await read(call, "reserved")).ticket
+
+    class Corrupting:
+        async def write(self, frame):
+            await decode.sink.write(bytes(frame[:-1]) + bytes([frame[-1] ^ 1]))
+
+    decode.gate._sink = Corrupting()
+    async with prefilled(prefill.host, PROMPT) as (sequence, first_token_id):
+        push = await open_push(prefill.host, prefill.peers, ticket)
+        push.sender.layer_ready(range(30), range(33), sequence.block_ids)
+        with pytest.raises(DataLoss) as caught:
+            await push.commit(PROMPT, first_token_id)
+        await push.abort()
+    assert caught.value.reason == "CHECKSUM_MISMATCH"
+
+
+async def test_an_aborted_push_ends_the_wait_at_the_peer(workers):
+    prefill, decode = workers
+    call = decode.decode(decode_request(PROMPT))
+    ticket = (await read(call, "reserved")).ticket
+    push = await open_push(prefill.host, prefill.peers, ticket)
+    await push.abort()
+    with pytest.raises(Exception, match="push") as caught:
+        await call.read()
+    assert caught.value.code() is Aborted.code
