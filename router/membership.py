@@ -54,6 +54,7 @@ class Member:
     state: worker_pb2.WatchStateResponse | None = None
     watch: asyncio.Task[None] | None = None
     sent: set[Assignment] = field(default_factory=set)
+    num_ever_sent: int = 0
 
     def view(self) -> WorkerView:
         """A snapshot; only while it is reachable."""
@@ -76,6 +77,7 @@ class Member:
             sent_sequences=len(self.sent),
             sent_prompt_tokens=sum(a.prompt_tokens for a in self.sent),
             sent_blocks=sum(a.blocks for a in self.sent),
+            num_ever_sent=self.num_ever_sent,
         )
 
 
@@ -132,6 +134,7 @@ class Membership:
     async def assign(self, member: Member, assignment: Assignment) -> AsyncIterator[Assignment]:
         """Counts what is sent to a worker while the context lasts; so long its channel stays open."""
         member.sent.add(assignment)
+        member.num_ever_sent += 1
         try:
             yield assignment
         finally:

@@ -38,7 +38,8 @@ def choose(num_prompt_tokens: int, max_tokens: int, workers: Sequence[WorkerView
 
     Prefill workers are ranked by the prompt tokens queued there, decode workers by the share of their batch
     that is taken and then by free blocks. Pure prefill and decode workers come first; mixed workers serve
-    alone what no such pair can take now. Ties go to the first by name, so equal snapshots give equal decisions.
+    alone what no such pair can take now. Of equals the one that was sent least takes its turn, then the first by
+    name: equal snapshots give equal decisions.
     """
     ready = sorted((w for w in workers if w.is_ready), key=lambda w: w.name)
     if not ready:
@@ -92,7 +93,7 @@ def _least_loaded(workers: Iterable[WorkerView], num_prompt_tokens: int) -> Work
     """The decode worker with the most room, among those with room for the prompt and one token more."""
     return min(
         (w for w in workers if w.num_sequences < w.max_batch_sequences and _has_blocks(w, num_prompt_tokens + 1)),
-        key=lambda w: (w.num_sequences / w.max_batch_sequences, -w.num_free_blocks / w.num_blocks),
+        key=lambda w: (w.num_sequences / w.max_batch_sequences, -w.num_free_blocks / w.num_blocks, w.num_ever_sent),
         default=None,
     )
 
@@ -103,7 +104,7 @@ def _has_blocks(worker: WorkerView, num_tokens: int) -> bool:
 
 
 def _least_queued(workers: Iterable[WorkerView]) -> WorkerView:
-    return min(workers, key=lambda w: w.num_queued_tokens)
+    return min(workers, key=lambda w: (w.num_queued_tokens, w.num_ever_sent))
 
 
 def _has_queue_room(worker: WorkerView) -> bool:

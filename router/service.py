@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ from router.validation import Defaults, Limits, PromptRequest, validate
 
 logger = logging.getLogger(__name__)
 
+LONG_REQUEST_BYTES = 32 << 10
 DEFAULT_TIMEOUT_S = 600.0  # for clients that set no deadline
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -41,7 +43,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """See the proto."""
         outcome = Outcome(time.monotonic())
         defaults = Defaults(request_id=uuid.uuid4().hex, seed=secrets.randbits(64))
-        prompt = validate(request, model=self._model, codec=self._codec, limits=self._limits(), defaults=defaults)
+        check = partial(
+            validate, request, model=self._model, codec=self._codec, limits=self._limits(), defaults=defaults
+        )
+        # Tokenizing a long text takes a good part of a second, which the other streams must not feel.
+        is_long = request.ByteSize() > LONG_REQUEST_BYTES
+        prompt = await asyncio.to_thread(check) if is_long else check()
         await context.send_initial_metadata((("x-request-id", prompt.request_id),))
         remaining_s = context.time_remaining()
         timeout_s = DEFAULT_TIMEOUT_S if remaining_s is None else min(remaining_s, DEFAULT_TIMEOUT_S)

@@ -10,7 +10,8 @@ class WorkerView:
     """A snapshot for the policy.
 
     `load_*` come from the worker, some tens of milliseconds old; `sent_*` are the router's own requests to it
-    that the worker's figures may not show yet. Tokens are prompt tokens to be computed.
+    that the worker's figures may not show yet, `num_ever_sent` all it ever sent. Tokens are prompt tokens to be
+    computed.
     """
 
     name: str
@@ -28,6 +29,7 @@ class WorkerView:
     sent_sequences: int
     sent_prompt_tokens: int
     sent_blocks: int
+    num_ever_sent: int
 
     @property
     def num_sequences(self) -> int:

@@ -30,6 +30,7 @@ def worker(name, role, **changes):
         sent_sequences=0,
         sent_prompt_tokens=0,
         sent_blocks=0,
+        num_ever_sent=0,
     )
     return dataclasses.replace(idle, **changes)
 
@@ -178,6 +179,7 @@ def views(draw):
         "sent_sequences": draw(st.integers(0, batch + 1)),
         "sent_prompt_tokens": draw(st.integers(0, 70)),
         "sent_blocks": draw(st.integers(0, num_blocks + 2)),
+        "num_ever_sent": draw(st.integers(0, 3)),
     }
 
 
@@ -253,3 +255,10 @@ def test_nobody_is_refused_whom_somebody_could_serve(num_prompt_tokens, cluster)
     assert not [v for v in queueing if v in starting]
     prefills = {v.fingerprint for v in queueing if not v.can_decode}
     assert not prefills & {v.fingerprint for v in starting if not v.can_prefill}
+
+
+def test_equal_workers_take_turns():
+    prefills = [worker("p0", "prefill", num_ever_sent=5), worker("p1", "prefill", num_ever_sent=4)]
+    decodes = [worker("d0", "decode", num_ever_sent=3), worker("d1", "decode", num_ever_sent=2)]
+    decision = choose(10, 10, [*prefills, *decodes])
+    assert (decision.prefill, decision.decode) == ("p1", "d1")

@@ -10,6 +10,7 @@ def view(**changes):
         "sent_sequences": 2,
         "sent_prompt_tokens": 40,
         "sent_blocks": 4,
+        "num_ever_sent": 0,
     }
     return WorkerView(
         name="d0",
