@@ -162,6 +162,16 @@ _BY_CODE: Mapping[grpc.StatusCode, type[BatonError]] = {
 }
 
 
+_CONNECTION_CODES = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.UNKNOWN,  # "Stream removed": the socket was closed under a running call
+        grpc.StatusCode.INTERNAL,  # a reset in the middle of a message
+        grpc.StatusCode.CANCELLED,  # the server stopped without waiting for the call
+    }
+)
+
+
 def class_of(code: grpc.StatusCode) -> type[BatonError]:
     """The error class of a status code; InternalError for those without one."""
     return _BY_CODE.get(code, InternalError)
@@ -193,6 +203,18 @@ def from_rpc_error(error: grpc.RpcError) -> BatonError:
     if code not in _BY_CODE:
         return InternalError(f"{code.name}: {message}", reason=code.name)
     return _unpack(_BY_CODE[code], message, _rich_status(error))
+
+
+def from_peer_error(error: grpc.RpcError) -> BatonError:
+    """As from_rpc_error, for a call between Baton's own processes.
+
+    These tell a reason with each status, so a status without one is gRPC's own: the connection broke, because
+    the peer died or stopped, and that is always Unavailable.
+    """
+    if error.code() in _CONNECTION_CODES and not _rich_status(error).details:
+        message = f"the connection broke ({error.details()}); try again"
+        return Unavailable(message, reason="CONNECTION_LOST", retry_after_s=1.0)
+    return from_rpc_error(error)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:

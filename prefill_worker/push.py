@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from baton.errors import BatonError, FailedPrecondition, Unavailable, from_rpc_error
+from baton.errors import BatonError, FailedPrecondition, Unavailable, from_peer_error
 from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, worker_pb2
 from kv_transfer.errors import KvTransferError
 from kv_transfer.fingerprint import mismatch
@@ -54,7 +54,7 @@ class Push:
         except KvTransferError as error:
             raise transfer_error(error) from error
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise from_peer_error(error) from error
         except asyncio.InvalidStateError as error:  # what grpc.aio says to a write after the peer ended the call
             raise Unavailable(f"the push has ended: {await self._call.code()} {await self._call.details()}") from error
         except TimeoutError as error:
@@ -104,7 +104,7 @@ async def open_push(host: WorkerHost, peers: Peers, ticket: worker_pb2.Ticket) -
 
 def _opening_error(error: Exception, worker: str) -> BatonError:
     if isinstance(error, grpc.aio.AioRpcError):
-        error = from_rpc_error(error)
+        error = from_peer_error(error)
     elif not isinstance(error, BatonError):
         error = Unavailable(f"the push was not opened within {OPEN_TIMEOUT_S} s")
     return error.at(stage="transfer", worker=worker)

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import grpc
 
-from baton.errors import BatonError, DeadlineExceeded, Unavailable, from_rpc_error
+from baton.errors import BatonError, DeadlineExceeded, Unavailable, from_peer_error
 from baton.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 from router.membership import Member
 from router.validation import PromptRequest
@@ -29,7 +29,7 @@ class WorkerCall:
         try:
             response = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error).at(stage=self._stage, worker=self._worker) from error
+            raise from_peer_error(error).at(stage=self._stage, worker=self._worker) from error
         if response is grpc.aio.EOF:
             raise self._error(f"ended its stream before {' or '.join(events)}")
         event = response.WhichOneof("event")

@@ -1,5 +1,6 @@
 import asyncio
 import time
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -120,3 +121,51 @@ async def test_nothing_is_sent_when_the_time_is_over(worker, member):
             opened.prefill(member, None)
     assert not worker.decode_requests
     assert not worker.prefill_requests
+
+
+@asynccontextmanager
+async def relayed(address, tear):
+    """The address of a TCP relay to `address` that closes both ends at once when `tear` is set."""
+    host, port = address.rsplit(":", 1)
+    is_torn = asyncio.Event()
+
+    async def relay(reader, writer):
+        to_reader, to_writer = await asyncio.open_connection(host, int(port))
+
+        async def copy(source, sink):
+            while data := await source.read(65536):
+                sink.write(data)
+
+        copies = [asyncio.create_task(copy(reader, to_writer)), asyncio.create_task(copy(to_reader, writer))]
+        await tear.wait()
+        for copying in copies:
+            copying.cancel()
+        await asyncio.wait(copies)
+        for torn in (writer, to_writer):
+            torn.transport.abort()
+            with suppress(ConnectionError):
+                await torn.wait_closed()
+        is_torn.set()
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await asyncio.wait_for(is_torn.wait(), 10)
+
+
+async def test_a_connection_that_breaks_is_unavailable_and_names_the_worker(worker):
+    """A worker killed in mid-stream: gRPC says UNKNOWN, INTERNAL or UNAVAILABLE, as it happens."""
+    tear = asyncio.Event()
+
+    async def reserve_and_wait(request):
+        yield worker_pb2.DecodeResponse(reserved=worker_pb2.DecodeReserved())
+        await asyncio.Event().wait()
+
+    worker.decode = reserve_and_wait
+    async with relayed(worker.address.address, tear) as address, channel(address) as opened, calls() as calling:
+        call = calling.decode(Member("decode-0", address, opened), 16)
+        await call.read("reserved")
+        tear.set()
+        with pytest.raises(Unavailable, match="decode-0: the connection broke") as raised:
+            await call.read("tokens")
+    assert raised.value.reason == "CONNECTION_LOST"
+    assert raised.value.retry_after_s is not None
