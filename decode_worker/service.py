@@ -64,8 +64,9 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
         """The reserved sequence's KV comes from a prefill worker, with token 0."""
         engine, num_tokens = self._host.engine, len(sequence.token_ids)
         num_cached = sequence.num_cached_tokens
-        handoff = self._handoffs.open(sequence.sequence_id, sequence.token_ids, num_cached, sequence.block_ids)
+        handoff: Handoff | None = None
         try:
+            handoff = self._handoffs.open(sequence.sequence_id, sequence.token_ids, num_cached, sequence.block_ids)
             ticket = self._handoffs.ticket(handoff, num_cached, num_tokens)
             yield worker_pb2.DecodeResponse(
                 reserved=worker_pb2.DecodeReserved(ticket=ticket, num_cached_tokens=num_cached)
@@ -81,11 +82,11 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
             async for response in _generated(feed):
                 yield response
         finally:
-            await finish(self._release(handoff))
+            await finish(self._release(sequence, handoff))
 
-    async def _release(self, handoff: Handoff) -> None:
-        if await self._handoffs.close(handoff):
-            self._host.engine.abort(handoff.sequence_id)
+    async def _release(self, sequence: Sequence, handoff: Handoff | None) -> None:
+        if handoff is None or await self._handoffs.close(handoff):
+            self._host.engine.abort(sequence.sequence_id)
 
     async def _decode_alone(self, sequence: Sequence) -> _Responses:
         """Prefills and decodes here."""

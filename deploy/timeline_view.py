@@ -43,11 +43,8 @@ def _facts(timeline: request_pb2.Timeline) -> Iterator[tuple[str, str]]:
             f"{_ms(timeline.transfer_tail_s)} of it after prefill",
         )
     decode_s = max(timeline.e2e_s - timeline.ttft_s, 0.0)
-    yield (
-        "decode",
-        f"{_ms(decode_s)} after token 0, first step {_ms(timeline.first_decode_step_s)}; "
-        f"whole request {_ms(timeline.e2e_s)}",
-    )
+    first_step = f", first step {_ms(timeline.first_decode_step_s)}" if timeline.first_decode_step_s else ""
+    yield "decode", f"{_ms(decode_s)} after token 0{first_step}; whole request {_ms(timeline.e2e_s)}"
 
 
 def _parts_table(timeline: request_pb2.Timeline) -> Table:

@@ -1,4 +1,4 @@
-"""Builds and loads the CPU kernels in native/cpu_kernels.c with the machine's own C compiler, if it has one."""
+"""Builds and loads the CPU kernels in cpu_kernels.c with the machine's own C compiler, if it has one."""
 
 import ctypes
 import hashlib
@@ -12,7 +12,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).parent / "native" / "cpu_kernels.c"
+SOURCE = Path(__file__).parent / "cpu_kernels.c"
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-Wno-psabi")
 BUILD_TIMEOUT_S = 120
 
