@@ -23,7 +23,6 @@ def test_an_empty_prompt_is_sent_as_one_for_the_server_to_refuse(prompt, field):
 
 
 def test_zero_is_not_unset():
-    """Case grpc-5."""
     names = [
         ("sampling", "temperature"),
         ("sampling", "top_k"),

@@ -30,7 +30,7 @@ def echo(grpc_server):
 
 
 async def test_messages_of_5_mb_pass_both_ways(serve):
-    """Case grpc-2: gRPC's own limit is 4 MiB, at each end and in each direction."""
+    """gRPC's own limit is 4 MiB, at each end and in each direction."""
     address = await serve(echo)
     message = bytes(5_000_000)
     async with channel(address) as connection:
@@ -63,7 +63,7 @@ async def test_a_server_refuses_too_large_a_message_from_any_client(serve):
 
 
 async def test_frequent_pings_during_a_silence_are_welcome(serve):
-    """Case grpc-3: a server with gRPC's own limits ends this call with "Too many pings"."""
+    """A server with gRPC's own limits ends this call with "Too many pings"."""
 
     async def respond_late(request, context):
         await asyncio.sleep(5.5)  # the silence itself is what is tested; "Too many pings" comes after 3.6 to 4.6 s

@@ -79,7 +79,7 @@ async def test_an_error_after_the_first_message_keeps_its_code_too(serve, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_anything_else_is_internal_logged_and_tells_nothing(serve, kind, caplog):
-    """Case grpc-1: an exception of 20 kB with the prompt in it."""
+    """An exception of 20 kB with the prompt in it."""
     address = await serve(service(kind, handler(kind, error=ValueError(SECRET))))
     with caplog.at_level(logging.ERROR):
         async with channel(address) as connection:

@@ -81,7 +81,7 @@ async def test_the_sync_client_sees_the_same_error(serve):
 
 
 async def test_a_long_error_still_has_its_code(serve):
-    """Case grpc-1: with details beyond the trailers' limit the client would see RESOURCE_EXHAUSTED."""
+    """With details beyond the trailers' limit the client would see RESOURCE_EXHAUSTED."""
     long = "é" * 20_000
     violations = [FieldViolation(f"field{i}", long) for i in range(50)]
     received = await call(await serve(raising(InvalidRequest(long, violations=violations, metadata={"k": long}))))

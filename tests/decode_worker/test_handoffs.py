@@ -109,7 +109,7 @@ async def test_a_failure_nobody_waited_for_leaves_no_complaint(handoffs):
 
 
 async def test_blocks_of_a_zone_that_does_not_drain_stay_out_of_circulation(workers, monkeypatch, caplog, eventually):
-    """Case leak-2: while a write may still land, nobody else gets the blocks."""
+    """While a write may still land, nobody else gets the blocks."""
     _, decode = workers
 
     async def stuck(ticket_id, timeout_s):

@@ -134,7 +134,7 @@ async def test_a_flipped_bit_on_the_way_fails_the_transfer(workers, eventually):
 
 
 async def test_another_epoch_is_refused_with_both(workers):
-    """Case transfer-4: meant for an earlier life. It does no harm to the owner of the ticket."""
+    """Meant for an earlier life. It does no harm to the owner of the ticket."""
     prefill, decode = workers
     call, ticket = await reserve(decode)
     stale = await open_by_hand(decode, opening(decode, ticket, epoch="0123456789abcdef"))
@@ -171,7 +171,7 @@ async def test_a_second_push_is_refused_and_does_no_harm_to_the_first(workers):
     [("kv_dtype", "bfloat16", "float32"), ("num_layers", 28, 30), ("num_kv_heads", 9, 3), ("protocol_version", 7, 1)],
 )
 async def test_another_fingerprint_is_refused_by_field_and_both_values(workers, eventually, field, theirs, ours):
-    """Case transfer-3: both sides hear of it at once, nobody hangs."""
+    """Both sides hear of it at once, nobody hangs."""
     _, decode = workers
     call, ticket = await reserve(decode)
     fingerprint = fingerprint_message(decode.host.fingerprint)
@@ -205,7 +205,7 @@ async def test_messages_out_of_order_are_refused(workers):
 
 @pytest.mark.parametrize("ends", ["by cancelling", "by having nothing more to say"])
 async def test_a_push_that_ends_without_commit_ends_the_request(workers, eventually, ends):
-    """Case transfer-7: the sender died half-way."""
+    """The sender died half-way."""
     _, decode = workers
     call, ticket = await reserve(decode)
     push = await open_by_hand(decode, opening(decode, ticket))

@@ -35,7 +35,7 @@ def codec(model_dir):
 
 @pytest.mark.parametrize("num_tokens", [16, 32, 33])
 async def test_a_prompt_is_decoded_from_the_kv_of_another_worker(workers, num_tokens):
-    """Case transfer-1 (a): at the block edges."""
+    """At the block edges."""
     prefill, decode = workers
     handed = await hand_over(prefill, decode, decode_request([HELLO] * num_tokens))
     assert handed.token_ids == HELLO_ANSWER
@@ -46,7 +46,6 @@ async def test_a_prompt_is_decoded_from_the_kv_of_another_worker(workers, num_to
 
 
 async def test_only_what_the_decode_worker_lacks_is_sent(workers):
-    """Case transfer-1 (b) and (c)."""
     prefill, decode = workers
     await hand_over(prefill, decode, decode_request([HELLO] * 33))
     again = await hand_over(prefill, decode, decode_request([HELLO] * 33))
@@ -60,7 +59,7 @@ async def test_only_what_the_decode_worker_lacks_is_sent(workers):
 
 
 async def test_the_last_block_is_never_taken_from_the_cache_whole(workers):
-    """Case transfer-1: with all blocks cached the last token must still be run."""
+    """With all blocks cached the last token must still be run."""
     prefill, decode = workers
     await hand_over(prefill, decode, decode_request([HELLO] * 32))
     again = await hand_over(prefill, decode, decode_request([HELLO] * 32))
@@ -77,7 +76,7 @@ async def test_prompts_with_a_common_prefix_at_once(workers):
 
 @pytest.mark.parametrize("request_id", ["abc", ""])
 async def test_the_same_client_id_twice_at_once(workers, codec, request_id):
-    """Case leak-3: no answer crosses."""
+    """No answer crosses."""
     prefill, decode = workers
     prompts = {ALPHABET: ALPHABET_ANSWER, COUNT: COUNT_ANSWER}
     handed = await asyncio.gather(
@@ -87,7 +86,6 @@ async def test_the_same_client_id_twice_at_once(workers, codec, request_id):
 
 
 async def test_a_salt_keeps_caches_apart_on_both_sides(workers):
-    """Case security-3."""
     prefill, decode = workers
     cached = []
     for salt in ("a", "a", "b", ""):
@@ -133,7 +131,6 @@ async def test_a_last_token_0_ends_the_answer_at_the_commit(workers):
 
 
 async def test_a_stop_token_as_token_0_ends_the_answer_at_the_commit(workers, codec):
-    """Case sampling-1."""
     prefill, decode = workers
     request = decode_request(codec.encode(ALPHABET), 16, stop_token_ids=ALPHABET_ANSWER[:1])
     handed = await hand_over(prefill, decode, request)
@@ -161,7 +158,6 @@ async def test_a_later_stop_token_is_the_last_one(workers, codec):
     ],
 )
 async def test_what_can_never_be_served_is_refused_at_once_with_the_numbers(workers, request_, parts):
-    """Case scheduling-2."""
     _, decode = workers
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read(decode.decode(request_), "reserved")
@@ -170,7 +166,7 @@ async def test_what_can_never_be_served_is_refused_at_once_with_the_numbers(work
 
 
 async def test_who_finds_no_room_is_refused_and_served_when_there_is(workers, eventually):
-    """Cases scheduling-2 and -3: nothing is prefilled for nothing, and the whole pool can be used."""
+    """Nothing is prefilled for nothing, and the whole pool can be used."""
     prefill, decode = workers
     holder = decode.decode(decode_request([1] * 495))  # 496 tokens with the next one: 31 of 32 blocks
     await read(holder, "reserved")
@@ -204,7 +200,6 @@ async def test_a_reservation_lives_as_long_as_its_call(workers, eventually):
 
 
 async def test_a_reservation_ends_with_its_deadline(workers, eventually):
-    """Case cancellation-2."""
     _, decode = workers
     call = decode.decode(decode_request([HELLO] * 33), timeout_s=0.3)
     await read(call, "reserved")
@@ -215,7 +210,7 @@ async def test_a_reservation_ends_with_its_deadline(workers, eventually):
 
 
 async def test_a_request_cancelled_in_the_middle_of_its_push(workers, eventually):
-    """Case leak-1: blocks return, none of the half-written ones can be found, the sender is told."""
+    """Blocks return, none of the half-written ones can be found, the sender is told."""
     prefill, decode = workers
     prompt = [HELLO] * 100  # half of its layers fill a frame
     call = decode.decode(decode_request(prompt))
@@ -257,7 +252,7 @@ async def test_a_request_cancelled_while_it_is_prefilled_here(workers, eventuall
 
 
 async def test_a_late_write_does_not_reach_the_blocks_of_the_next_request(workers, eventually):
-    """Case leak-2: A's frame arrives when B has A's blocks; there is room for one of them only."""
+    """A's frame arrives when B has A's blocks; there is room for one of them only."""
     prefill, decode = workers
     holder = decode.decode(decode_request([1] * 447))  # leaves 4 blocks of 32
     await read(holder, "reserved")
@@ -286,7 +281,7 @@ async def test_a_late_write_does_not_reach_the_blocks_of_the_next_request(worker
 
 
 async def test_an_answer_is_found_in_the_cache_by_the_next_turn(workers):
-    """Case multi-turn-1: what was decoded is cached where it lives."""
+    """What was decoded is cached where it lives."""
     prefill, decode = workers
     turn = [HELLO] * 28
     handed = await hand_over(prefill, decode, decode_request(turn, max_tokens=6))

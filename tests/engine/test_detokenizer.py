@@ -39,7 +39,6 @@ def fragment_ids(rules):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_pieces_of_random_ids_are_the_whole(rules, step):
-    """Case tokenizer-streaming-3."""
     rng = random.Random(3)
     for _ in range(1000):
         token_ids = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 200))]
@@ -63,7 +62,7 @@ def test_pieces_of_a_text_are_the_text_of_its_ids(rules, text, step):
 
 
 def test_half_a_character_is_kept_back(rules):
-    """Case tokenizer-streaming-1: 👍 and 🔥 are three tokens each."""
+    """👍 and 🔥 are three tokens each."""
     assert pieces(rules, [10813, 235, 231, 10813, 238, 115], 1) == ["", "", "👍", "", "", "🔥", ""]
 
 

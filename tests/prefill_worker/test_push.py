@@ -89,7 +89,7 @@ async def test_kv_is_pushed_and_committed(workers):
     ("field", "theirs"), [("kv_dtype", "bfloat16"), ("num_layers", 28), ("head_dim", 128), ("model", "another")]
 )
 async def test_a_pair_that_does_not_fit_is_refused_by_field_and_both_values(workers, scripted, field, theirs):
-    """Case transfer-3; nothing is sent."""
+    """Nothing is sent."""
     prefill, _ = workers
     servicer, ticket = scripted
     setattr(ticket.fingerprint, field, theirs)
@@ -121,7 +121,6 @@ async def test_the_first_endpoint_that_fits_is_taken(workers, scripted):
 
 
 async def test_a_peer_that_cannot_be_reached_is_named_at_once(workers, scripted):
-    """Case transfer-7 (c)."""
     prefill, _ = workers
     ticket = scripted[1]
     with socket.create_server(("127.0.0.1", 0)) as taken:

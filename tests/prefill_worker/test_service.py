@@ -35,7 +35,6 @@ async def refused(call, code, *parts):
 
 
 async def test_token_0_comes_without_a_decode_worker(workers, model_dir):
-    """Case sampling-2."""
     prefill, _ = workers
     call = prefill.prefill(prefill_request(TextCodec.from_directory(model_dir).encode(ALPHABET)))
     first = await read(call, "first_token")
@@ -57,7 +56,7 @@ async def test_a_prompt_is_found_in_the_cache_the_next_time(workers):
 
 
 async def test_a_prompt_of_several_steps_is_pushed_as_it_is_computed(workers):
-    """Case transfer-2: more tokens than a step has; frames leave before the last step."""
+    """More tokens than a step has; frames leave before the last step."""
     prefill, decode = workers
     call, ticket = await reserve(decode, LONG)
     prefill_call = prefill.prefill(prefill_request(LONG, ticket))
@@ -74,14 +73,14 @@ async def test_a_prompt_of_several_steps_is_pushed_as_it_is_computed(workers):
     ("token_ids", "parts"), [([], ["empty"]), ([1, 49152], ["token_ids[1]", "49152"]), ([1] * 1025, ["1025", "1024"])]
 )
 async def test_what_can_never_be_served_is_refused_with_the_numbers(workers, token_ids, parts):
-    """Case scheduling-2: the pool has 64 blocks of 16 tokens."""
+    """The pool has 64 blocks of 16 tokens."""
     prefill, _ = workers
     call = prefill.prefill(prefill_request(token_ids))
     await refused(call, grpc.StatusCode.INVALID_ARGUMENT, "prefill-0", *parts)
 
 
 async def test_what_needs_the_whole_pool_is_served(workers):
-    """Case scheduling-2. Cancelled once it runs, as its tokens are of no interest."""
+    """Cancelled once it runs, as its tokens are of no interest."""
     prefill, _ = workers
     call = prefill.prefill(prefill_request([1] * 1024))
     waiting = asyncio.create_task(call.read())
@@ -112,7 +111,7 @@ async def test_a_prompt_of_another_text_is_never_decoded(workers):
 
 
 async def test_a_ticket_of_another_life_or_fingerprint_is_refused(workers):
-    """Cases transfer-3 and -4; the decode worker goes on waiting for the right one."""
+    """The decode worker goes on waiting for the right one."""
     prefill, decode = workers
     call, ticket = await reserve(decode)
     epoch, ticket.epoch = ticket.epoch, "0123456789abcdef"
@@ -130,7 +129,7 @@ async def test_a_ticket_of_another_life_or_fingerprint_is_refused(workers):
 
 
 async def test_a_prefill_cancelled_in_the_middle_of_its_push_ends_both(workers, eventually):
-    """Cases leak-1 and transfer-7: token 0 is there, its KV is on its way."""
+    """Token 0 is there, its KV is on its way."""
     prefill, decode = workers
     call, ticket = await reserve(decode)
     decode.gate.shut()
@@ -147,7 +146,7 @@ async def test_a_prefill_cancelled_in_the_middle_of_its_push_ends_both(workers, 
 
 
 async def test_a_prefill_cancelled_while_it_is_computed_stops(workers, eventually):
-    """Case cancellation-1: long before the last of its 8 steps."""
+    """Long before the last of its 8 steps."""
     prefill, _ = workers
     call = prefill.prefill(prefill_request([HELLO] * 1000))
     reading = asyncio.create_task(call.read())
@@ -174,7 +173,7 @@ async def test_a_prefill_stops_when_its_decode_worker_gives_up(workers, eventual
 
 
 async def test_a_decode_worker_that_dies_is_unavailable(workers, eventually):
-    """Case transfer-4, seen from the survivor: what it held is released."""
+    """Seen from the survivor: what it held is released."""
     prefill, decode = workers
     _, ticket = await reserve(decode)
     decode.gate.shut()
@@ -187,7 +186,6 @@ async def test_a_decode_worker_that_dies_is_unavailable(workers, eventually):
 
 
 async def test_a_cancelled_prompt_takes_nothing_from_one_that_shares_its_prefix(workers):
-    """Case leak-1."""
     prefill, decode = workers
     requests = [decode_request(PROMPT) for _ in range(3)]
     running = [asyncio.create_task(hand_over(prefill, decode, request)) for request in requests]

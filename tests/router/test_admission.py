@@ -98,7 +98,7 @@ async def test_who_gives_up_leaves_the_queue_to_the_next(queue, full, eventually
 
 
 async def test_without_workers_all_who_wait_are_refused_after_one_patience(queue, monkeypatch):
-    """Case deploy-1: within a second, and not one second after another."""
+    """Within a second, and not one second after another."""
     monkeypatch.setattr(admission, "NO_WORKERS_PATIENCE_S", 0.2)
     loop = asyncio.get_running_loop()
     began_at = loop.time()
@@ -127,7 +127,6 @@ async def test_half_a_pair_is_unavailable(queue, follow, pair, monkeypatch):
 
 
 async def test_workers_that_do_not_fit_are_told_by_field_and_both_values(queue, follow, start_worker, monkeypatch):
-    """Case transfer-3."""
     monkeypatch.setattr(admission, "NO_WORKERS_PATIENCE_S", 0.1)
     prefill = await start_worker("p0", "prefill")
     decode = await start_worker("d0", "decode", fingerprint={"kv_dtype": "bfloat16"})

@@ -42,7 +42,7 @@ def dispatch(membership):
 
 @pytest.fixture
 def is_idle(membership):
-    """Whether the router counts nothing on any worker: case scheduling-5."""
+    """Whether the router counts nothing on any worker."""
 
     def check():
         return all(
@@ -168,7 +168,6 @@ async def test_one_token_needs_no_decode_worker(dispatch, followed, is_idle):
 async def test_a_stop_token_as_token_0_ends_it_and_releases_the_reservation(
     dispatch, followed, messages, eventually, is_idle
 ):
-    """Case sampling-1."""
 
     async def wait(request):
         yield messages.reserved()
@@ -234,7 +233,6 @@ async def test_a_mixed_worker_serves_alone_and_counts_once(dispatch, follow, mem
 
 @pytest.mark.parametrize("stage", ["reserve", "first token", "decode"])
 async def test_a_cancelled_request_ends_both_calls(dispatch, followed, messages, stage, eventually, is_idle):
-    """Case cancellation-1."""
     prefill, decode = followed
     reached, never, has_token = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -271,7 +269,6 @@ async def test_a_cancelled_request_ends_both_calls(dispatch, followed, messages,
 
 
 async def test_a_request_that_expires_in_the_queue_is_sent_to_nobody(dispatch, followed, membership):
-    """Case cancellation-2."""
     async with membership.assign(membership.member("decode-0"), Assignment(0, 64)):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
@@ -331,7 +328,7 @@ async def test_a_decode_worker_that_fails_before_the_first_token_ends_the_prefil
 
 
 async def test_a_worker_that_dies_in_the_middle_is_unavailable(dispatch, followed, messages, is_idle, eventually):
-    """Case transfer-7, seen from the router."""
+    """Seen from the router."""
     decode = followed[1]
     decoding = asyncio.Event()
 
@@ -355,7 +352,7 @@ async def test_a_worker_that_dies_in_the_middle_is_unavailable(dispatch, followe
 
 
 async def test_a_worker_that_refuses_connections_is_unavailable(dispatch, followed, is_idle):
-    """Case transfer-7 (c): it died and the router has not heard of it yet."""
+    """It died and the router has not heard of it yet."""
     await followed[1].server.stop(grace=0)
     with pytest.raises(Unavailable):
         await dispatch()
@@ -436,7 +433,6 @@ async def test_an_answer_is_whole_without_the_prefill_workers_account(dispatch, 
 async def test_a_worker_that_leaves_the_table_finishes_what_it_has(
     dispatch, followed, membership, messages, eventually
 ):
-    """Case deploy-3."""
     decoding, may_finish = asyncio.Event(), asyncio.Event()
 
     async def slow(request):

@@ -66,7 +66,7 @@ async def test_a_conversation_ends_by_itself(client):
 
 
 async def test_the_next_turn_finds_the_last_one(client):
-    """Case multi-turn-1: the prompt and the answer of turn 1 are cached where they live, in whole blocks."""
+    """The prompt and the answer of turn 1 are cached where they live, in whole blocks."""
     await answer(client, CAPITAL_CHAT, max_tokens=16)
     turns = [
         *CAPITAL_CHAT,
@@ -80,7 +80,7 @@ async def test_the_next_turn_finds_the_last_one(client):
 
 
 async def test_ids_in_are_the_ids_used(client):
-    """Case multi-turn-2: both read "What is the capital"."""
+    """Both read "What is the capital"."""
     first = await answer(client, [1780, 314, 260, 3575])
     second = await answer(client, [1780, 314, 252, 255, 3575])
     assert first.token_ids == [282, 4649, 47, 2]
@@ -90,14 +90,12 @@ async def test_ids_in_are_the_ids_used(client):
 
 @pytest.mark.parametrize(("max_tokens", "token_ids"), [(1, [7042]), (2, [7042, 30])])
 async def test_max_tokens_one_and_two(client, max_tokens, token_ids):
-    """Case sampling-2."""
     stream = await answer(client, "The capital of France is", max_tokens=max_tokens)
     assert (stream.token_ids, stream.finish_reason) == (token_ids, "length")
     assert stream.timeline.decode_worker == ("prefill-0" if max_tokens == 1 else "decode-0")
 
 
 async def test_the_end_token_as_the_very_first_token(client, workers, eventually):
-    """Case sampling-1."""
     prompt = (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
@@ -113,7 +111,6 @@ async def test_the_end_token_as_the_very_first_token(client, workers, eventually
 
 
 async def test_a_stop_token_of_ordinary_text_as_the_very_first_token(client):
-    """Case sampling-1."""
     stream = await answer(client, ALPHABET, max_tokens=16, stop_token_ids=ALPHABET_ANSWER[:1])
     assert (stream.text, stream.finish_reason, stream.stop_token_id) == ("", "stop", ALPHABET_ANSWER[0])
 
@@ -130,14 +127,13 @@ async def test_a_prompt_that_is_nearly_cached_is_prefilled_where_it_is(client, p
 
 
 async def test_requests_of_one_id_do_not_cross(client):
-    """Case leak-3."""
     streams = await asyncio.gather(*(answer(client, text, request_id="abc") for text in (ALPHABET, COUNT)))
     assert [stream.token_ids for stream in streams] == [ALPHABET_ANSWER, COUNT_ANSWER]
     assert (await answer(client, ALPHABET, request_id="abc")).token_ids == ALPHABET_ANSWER
 
 
 async def test_requests_wait_for_a_full_decode_worker_and_all_end(client, workers, router, eventually):
-    """Case scheduling-3: together they would need 6 of the 4 blocks there are."""
+    """Together they would need 6 of the 4 blocks there are."""
     holder = workers[1].decode(decode_request([1] * 447))
     await read(holder, "reserved")
     await eventually(lambda: router._membership.member("decode-0").view().num_free_blocks == 4)
@@ -147,14 +143,14 @@ async def test_requests_wait_for_a_full_decode_worker_and_all_end(client, worker
 
 
 async def test_what_can_never_fit_is_refused_and_stands_in_nobodys_way(client):
-    """Case scheduling-2: the smaller pool, of the decode worker, holds 512 tokens."""
+    """The smaller pool, of the decode worker, holds 512 tokens."""
     with pytest.raises(InvalidRequest, match=r"513.*512"):
         await answer(client, [1] * 400, max_tokens=114)
     assert (await answer(client, ALPHABET)).token_ids == ALPHABET_ANSWER
 
 
 async def test_clients_that_go_away_leave_nothing(client, workers, router, eventually):
-    """Cases leak-1 and cancellation-1: with their KV on its way, while 3 others with the same prompt go on."""
+    """With their KV on its way, while 3 others with the same prompt go on."""
     prefill, decode = workers
     decode.gate.shut()
     streams = [client.generate([HELLO] * 33, temperature=0.0, max_tokens=5) for _ in range(6)]
@@ -171,7 +167,6 @@ async def test_clients_that_go_away_leave_nothing(client, workers, router, event
 
 
 async def test_the_deadline_counts_while_tokens_flow(client, workers, eventually):
-    """Case cancellation-2 (a)."""
     with pytest.raises(DeadlineExceeded):
         await answer(client, ALPHABET, max_tokens=400, ignore_eos=True, timeout_s=0.5)
     await eventually(lambda: all(worker.is_clean for worker in workers))
@@ -180,7 +175,7 @@ async def test_the_deadline_counts_while_tokens_flow(client, workers, eventually
 
 @pytest.mark.parametrize("dies", ["prefill", "decode"])
 async def test_a_worker_that_dies_in_the_middle_of_a_transfer(client, workers, router, eventually, dies):
-    """Case transfer-7: one typed error, soon; the other worker is clean, and the router counts nothing."""
+    """One typed error, soon; the other worker is clean, and the router counts nothing."""
     prefill, decode = workers
     decode.gate.shut()
     reading = asyncio.create_task(answer(client, [HELLO] * 33))

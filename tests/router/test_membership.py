@@ -76,7 +76,6 @@ async def test_an_unreachable_worker_is_unknown_until_it_is_there(membership, st
 
 
 async def test_another_life_at_the_same_address_is_learned(follow, membership, start_worker, eventually):
-    """Case transfer-4."""
     worker = await start_worker("d0", "decode", epoch="e1", num_blocks=10)
     await follow(worker)
     await worker.server.stop(grace=0)
@@ -87,7 +86,7 @@ async def test_another_life_at_the_same_address_is_learned(follow, membership, s
 
 
 async def test_load_of_another_life_than_the_identity_is_not_believed(follow, membership, start_worker, eventually):
-    """Case transfer-4: the process was replaced between the two questions."""
+    """The process was replaced between the two questions."""
     worker = await start_worker("d0", "decode", epoch="e1")
     worker.report(epoch="e2")
     await membership.set_workers([worker.address])
@@ -110,7 +109,6 @@ async def test_a_name_at_another_address_is_another_worker(follow, membership, s
 
 
 async def test_a_silent_worker_is_unknown_until_it_speaks_again(monkeypatch, follow, membership, pair, eventually):
-    """Case deploy-2 (c)."""
     prefill, decode = pair
     monkeypatch.setattr(membership_module, "SILENCE_LIMIT_S", 0.3)
     await follow(prefill, decode)
@@ -123,7 +121,7 @@ async def test_a_silent_worker_is_unknown_until_it_speaks_again(monkeypatch, fol
 
 
 async def test_requests_go_on_to_a_worker_that_left(follow, membership, pair, messages):
-    """Case deploy-3: a drained worker leaves the table first and finishes what it has."""
+    """A drained worker leaves the table first and finishes what it has."""
     finish = asyncio.Event()
 
     async def wait(request):

@@ -116,7 +116,7 @@ def test_the_prompt_and_one_token_must_have_blocks():
 
 
 def test_a_block_is_kept_for_what_runs_but_an_idle_worker_can_be_filled():
-    """Case scheduling-2: who needs exactly the whole pool is served, once it is idle."""
+    """Who needs exactly the whole pool is served, once it is idle."""
     prefill = worker("p0", "prefill")
     assert chosen(choose(127, 2, [prefill, worker("d0", "decode")])) == ("p0", "d0")
     running = worker("d0", "decode", load_sequences=1, load_free_blocks=2)
@@ -144,7 +144,7 @@ def test_a_full_fingerprint_does_not_stand_in_the_way_of_another():
 
 
 def test_one_token_is_the_prefill_workers_alone():
-    """Case sampling-2: the decode worker need not be used."""
+    """The decode worker need not be used."""
     pair = [worker("p0", "prefill"), worker("d0", "decode", load_sequences=4)]
     assert chosen(choose(10, 1, pair)) == ("p0", None)
     assert chosen(choose(10, 1, pair[:1])) == ("p0", None)

@@ -45,7 +45,6 @@ class Health:
 
 
 async def test_alive_is_not_ready(start_router):
-    """Case deploy-2 (a)."""
     router, client = await start_router()
     health = Health(client)
     assert await health.check("") == SERVING
@@ -54,7 +53,7 @@ async def test_alive_is_not_ready(start_router):
 
 
 async def test_ready_with_a_pair_and_not_without(start_router, pair):
-    """Case deploy-1: no pair, not ready; nothing needs a restart afterwards."""
+    """No pair, not ready; nothing needs a restart afterwards."""
     router, client = await start_router(pair[0])
     health = Health(client)
     assert await health.check() == NOT_SERVING
@@ -70,7 +69,6 @@ async def test_ready_with_a_pair_and_not_without(start_router, pair):
 
 
 async def test_busy_is_ready(start_router, pair, eventually):
-    """Case deploy-2 (b)."""
     router, _ = await start_router(*pair)
     pair[1].report(num_running=32, num_free_blocks=0)
     await eventually(lambda: router._membership.member("decode-0").view().num_free_blocks == 0)
@@ -93,7 +91,6 @@ async def test_a_mixed_worker_alone_is_ready(start_router, start_worker):
 
 
 async def test_without_workers_a_request_is_unavailable_within_a_second_or_so(start_router):
-    """Case deploy-1."""
     _, client = await start_router()
     async with asyncio.timeout(2):
         results = await asyncio.gather(
@@ -103,7 +100,7 @@ async def test_without_workers_a_request_is_unavailable_within_a_second_or_so(st
 
 
 async def test_a_worker_in_another_life_serves_the_next_requests(start_router, pair, start_worker, eventually):
-    """Case transfer-4, at the same address and then at another one."""
+    """At the same address and then at another one."""
     prefill, decode = pair
     router, client = await start_router(prefill, decode)
     await client.generate([1], max_tokens=2).read()
@@ -129,7 +126,6 @@ async def one_prefill_two_decodes(start_worker):
 async def test_counters_are_zero_after_cancelled_invalid_and_normal_requests(
     start_router, one_prefill_two_decodes, eventually
 ):
-    """Case scheduling-5 (a) and (b)."""
     prefill, *decodes = workers = one_prefill_two_decodes
     router, client = await start_router(*workers)
 
@@ -180,7 +176,7 @@ async def test_counters_are_zero_after_cancelled_invalid_and_normal_requests(
 async def test_a_sick_worker_is_left_out_and_comes_back(
     start_router, one_prefill_two_decodes, start_worker, eventually
 ):
-    """Case scheduling-5 (c): while it is away no leg of a request goes to it."""
+    """While it is away no leg of a request goes to it."""
     prefill, first, second = one_prefill_two_decodes
     router, client = await start_router(prefill, first, second)
     await first.server.stop(grace=0)
@@ -195,7 +191,6 @@ async def test_a_sick_worker_is_left_out_and_comes_back(
 
 
 async def test_a_full_queue_is_resource_exhausted(start_router, pair, eventually):
-    """Case grpc-1."""
     router, client = await start_router(*pair, max_waiting=2)
     pair[1].report(num_free_blocks=0)
     await eventually(lambda: router._membership.member("decode-0").view().num_free_blocks == 0)
@@ -212,7 +207,6 @@ async def test_a_full_queue_is_resource_exhausted(start_router, pair, eventually
 
 
 async def test_requests_under_way_end_within_the_grace(model_dir, pair, eventually, start_router):
-    """Case deploy-3 (a)."""
     router, client = await start_router(*pair)
     finish = asyncio.Event()
 
@@ -232,7 +226,7 @@ async def test_requests_under_way_end_within_the_grace(model_dir, pair, eventual
 
 
 async def test_what_outlasts_the_grace_ends_as_unavailable(pair, eventually, start_router):
-    """Case deploy-3 (c): not silently, and the workers are released."""
+    """Not silently, and the workers are released."""
     router, client = await start_router(*pair)
 
     async def never(request):

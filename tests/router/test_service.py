@@ -39,7 +39,6 @@ async def test_an_id_is_made_for_a_request_without_one(start_router, pair):
 
 
 async def test_the_same_request_id_twice_at_once_is_two_requests(start_router, pair):
-    """Case leak-3."""
     _, client = await start_router(*pair)
     streams = [client.generate([1], max_tokens=n, request_id="abc") for n in (2, 3)]
     await asyncio.gather(*(stream.read() for stream in streams))
@@ -56,7 +55,7 @@ async def test_the_first_message_tells_of_the_prompt_and_only_the_last_of_the_en
 
 
 async def test_a_stop_token_is_counted_and_has_no_text(start_router, pair, messages):
-    """Case sampling-1: a stop token that is ordinary text, as the very first token and later."""
+    """A stop token that is ordinary text, as the very first token and later."""
 
     async def first(request):
         yield messages.first_token(DEF)
@@ -107,7 +106,6 @@ async def test_a_later_stop_token_has_no_text_either(start_router, pair, message
 async def test_what_cannot_be_served_is_refused_by_type_and_reaches_nobody(
     start_router, pair, prompt, options, error, parts
 ):
-    """Cases grpc-1, context-limit-1 and -2."""
     _, client = await start_router(*pair)
     with pytest.raises(error) as caught:
         await client.generate(prompt, **options).read()
@@ -118,7 +116,7 @@ async def test_what_cannot_be_served_is_refused_by_type_and_reaches_nobody(
 
 
 async def test_the_smallest_worker_sets_the_limits(start_router, start_worker):
-    """Case scheduling-2: refused at once, before prefill, with both numbers."""
+    """Refused at once, before prefill, with both numbers."""
     prefill = await start_worker("p0", "prefill", num_blocks=8)
     decode = await start_worker("d0", "decode", context_window_tokens=256)
     _, client = await start_router(prefill, decode)
@@ -147,7 +145,6 @@ async def never(request):
 
 
 async def test_the_deadline_ends_the_request_everywhere(start_router, pair, eventually):
-    """Case cancellation-2."""
     pair[0].prefill, pair[1].decode = never, hold_reservation
     router, client = await start_router(*pair)
     with pytest.raises(DeadlineExceeded):
@@ -183,7 +180,7 @@ async def test_an_error_tells_how_far_the_answer_was(start_router, pair, message
 
 
 async def test_a_bug_reaches_the_client_without_its_text(start_router, pair, caplog):
-    """Case grpc-1: 20 kB of details that hold the prompt."""
+    """20 kB of details that hold the prompt."""
 
     async def crash(request):
         raise RuntimeError("secret " * 3000)
@@ -200,7 +197,7 @@ async def test_a_bug_reaches_the_client_without_its_text(start_router, pair, cap
 
 @pytest.mark.parametrize("error", [ResourceExhausted, InvalidRequest, Unavailable])
 async def test_a_workers_code_reaches_the_client(start_router, pair, messages, error):
-    """Case grpc-1: the same code from either worker, after the first token."""
+    """The same code from either worker, after the first token."""
 
     async def fail(request):
         yield messages.reserved()
@@ -216,7 +213,6 @@ async def test_a_workers_code_reaches_the_client(start_router, pair, messages, e
 
 @pytest.mark.parametrize("has_token", [False, True])
 async def test_a_client_that_goes_away_releases_both_workers(start_router, pair, messages, has_token, eventually):
-    """Case cancellation-1 (a) and (c)."""
 
     async def prefill(request):
         if has_token:

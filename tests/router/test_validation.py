@@ -56,7 +56,7 @@ def test_a_text_is_tokenized_as_it_is(check, codec):
 
 
 def test_token_ids_are_used_as_they_are(check):
-    """Case multi-turn-2: these read as a text that has other ids."""
+    """These read as a text that has other ids."""
     ids = [1780, 314, 252, 255, 3575]
     assert check(token_ids=TokenIds(ids=ids)).token_ids == tuple(ids)
     assert check(token_ids=TokenIds(ids=[0, 49151])).token_ids == (0, 49151)
@@ -77,13 +77,12 @@ def test_unset_fields_get_the_documented_defaults(check):
 
 
 def test_zero_is_not_unset(check):
-    """Case grpc-5."""
     sampling = check(sampling=SamplingParams(temperature=0, top_k=0, seed=0)).sampling
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.0, 0, 0)
 
 
 def test_every_number_whose_zero_means_something_has_presence():
-    """Case grpc-5, over the descriptors."""
+    """Over the descriptors."""
     messages = [SamplingParams, StoppingCriteria]
     fields = [field for message in messages for field in message.DESCRIPTOR.fields]
     numbers = [f for f in fields if f.cpp_type != f.CPPTYPE_BOOL and not f.is_repeated]  # false is the default
@@ -120,7 +119,6 @@ def test_top_k_above_the_vocabulary_is_no_limit(check, top_k):
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-4, 1e-5, 1e-6, 100.0])
 def test_extreme_temperatures_are_fine(check, temperature):
-    """Case sampling-5."""
     sampling = check(sampling=SamplingParams(temperature=temperature)).sampling
     assert math.isclose(sampling.temperature, temperature, rel_tol=1e-6)
 
@@ -139,7 +137,6 @@ def test_extreme_temperatures_are_fine(check, temperature):
     ],
 )
 def test_sampling_outside_its_range_is_refused(check, name, value, limit):
-    """Case sampling-5."""
     refused(check, f"sampling.{name}", limit, sampling=SamplingParams(**{name: value}))
 
 
@@ -154,7 +151,6 @@ def test_max_tokens_zero_is_refused(check):
 
 
 def test_ids_outside_the_vocabulary_are_refused_by_index_value_and_size(check):
-    """Case sampling-5."""
     refused(check, "token_ids.ids[1]", "49152", "[0, 49152)", token_ids=TokenIds(ids=[0, 49152]))
     refused(check, "token_ids.ids[0]", "-1", "49152", token_ids=TokenIds(ids=[-1]))
     stopping = StoppingCriteria(stop_token_ids=[3, 151645])
@@ -176,7 +172,6 @@ def test_too_many_stop_ids_are_refused(check):
     ],
 )
 def test_nothing_to_run_is_refused(check, field, request_fields):
-    """Case context-limit-2."""
     refused(check, field, **request_fields)
 
 
@@ -206,7 +201,6 @@ def test_the_longest_request_id_and_salt_pass(check):
     [(62, None, 2), (62, 1, 1), (62, 2, 2), (63, None, 1), (63, 1, 1)],
 )
 def test_the_whole_window_can_be_used(check, num_prompt, max_tokens, granted):
-    """Case context-limit-1."""
     request = check(token_ids=hellos(num_prompt), stopping=StoppingCriteria(max_tokens=max_tokens))
     assert request.sampling.max_tokens == granted
     assert len(request.token_ids) == num_prompt
@@ -217,7 +211,6 @@ def test_the_whole_window_can_be_used(check, num_prompt, max_tokens, granted):
     [(62, 3, 3), (63, 2, 2), (64, None, 1), (64, 1, 1), (65, None, 1), (65, 3, 3), (1, 2**32 - 1, 2**32 - 1)],
 )
 def test_beyond_the_window_is_refused_with_the_numbers(check, num_prompt, max_tokens, wanted):
-    """Case context-limit-1."""
     stopping = StoppingCriteria(max_tokens=max_tokens)
     numbers = [str(num_prompt), str(wanted), "64"]
     refused(check, "prompt", *numbers, token_ids=hellos(num_prompt), stopping=stopping)
@@ -228,14 +221,13 @@ SMALL_POOL = Limits(context_window_tokens=256, kv_pool_tokens=128)
 
 @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(127, 1), (128, 1), (100, 29), (5, 124)])
 def test_what_needs_exactly_the_whole_pool_passes(check, num_prompt, max_tokens):
-    """Case scheduling-2. The last token's KV is never computed."""
+    """The last token's KV is never computed."""
     request = check(SMALL_POOL, token_ids=hellos(num_prompt), stopping=StoppingCriteria(max_tokens=max_tokens))
     assert request.sampling.max_tokens == max_tokens
 
 
 @pytest.mark.parametrize(("num_prompt", "max_tokens", "needed"), [(129, 1, 129), (100, 100, 199), (128, 2, 129)])
 def test_what_never_fits_the_pool_is_refused_with_both_numbers(check, num_prompt, max_tokens, needed):
-    """Case scheduling-2."""
     stopping = StoppingCriteria(max_tokens=max_tokens)
     request = {"limits": SMALL_POOL, "token_ids": hellos(num_prompt), "stopping": stopping}
     refused(check, "prompt", str(needed), "128", **request)

@@ -33,7 +33,7 @@ def calls(timeout_s=10.0):
 
 
 async def test_a_decode_request_says_all_and_leaves_nothing_unset(worker, member):
-    """Case grpc-5: zero is not unset on the inner hops either."""
+    """Zero is not unset on the inner hops either."""
     async with calls() as opened:
         await opened.decode(member, 16).read("reserved")
     (request,) = worker.decode_requests
@@ -100,7 +100,6 @@ async def test_the_end_of_the_context_cancels_what_is_open(worker, member, messa
 
 
 async def test_a_call_has_what_remains_of_the_time(worker, member, messages, eventually):
-    """Case cancellation-2."""
 
     async def wait(request):
         await asyncio.Event().wait()
