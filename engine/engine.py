@@ -124,14 +124,6 @@ class Engine:
             self._work.notify_all()
         self._on_change()
 
-    def release(self, sequence_id: str) -> None:
-        """Lets go of the blocks of a sequence held after prefill."""
-        with self._work:
-            self._scheduler.release(sequence_id)
-            self._forget(sequence_id)
-            self._work.notify_all()
-        self._on_change()
-
     def load(self) -> EngineLoad:
         """A consistent snapshot."""
         with self._work:

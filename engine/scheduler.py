@@ -117,10 +117,6 @@ class Scheduler:
         self._blocks.advance(seq, seq.num_prompt_tokens)
         return self._append_token(seq, first_token_id)
 
-    def release(self, sequence_id: str) -> None:
-        """End a held sequence, whose KV nobody reads any more. Raises UnknownSequence, ValueError if not held."""
-        self._end(self._find(sequence_id, SequenceStatus.HELD))
-
     def abort(self, sequence_id: str) -> None:
         """End a sequence in any state; an unknown id is ignored, as the sequence may just have ended.
 

@@ -12,7 +12,7 @@ class SequenceStatus(Enum):
     WAITING = "waiting"  # admitted, holds no blocks
     RESERVED = "reserved"  # holds blocks for KV that arrives from elsewhere
     RUNNING = "running"  # holds blocks, computed tokens catch up with tokens
-    HELD = "held"  # prefill done, blocks kept until released
+    HELD = "held"  # prefill done, blocks kept until it is aborted
     FINISHED = "finished"
 
 
@@ -29,7 +29,7 @@ class Sequence:
 
     `token_ids` is the prompt followed by what was generated; `num_computed_tokens` of them have their KV in
     `block_ids`. There is no prefill or decode phase: computed catches up with `len(token_ids)`.
-    `hold_after_prefill` marks the prefill role: after token 0 the sequence keeps its blocks (HELD) until released.
+    `hold_after_prefill` marks the prefill role: after token 0 the sequence keeps its blocks (HELD) until aborted.
     """
 
     sequence_id: str

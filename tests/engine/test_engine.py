@@ -241,7 +241,7 @@ class TestLayers:
         assert sink.next() == SequenceOutput("a", tuple(continuation(prompt, 1)))
         chunks = [(0, 16), (16, 32), (32, 37)]
         assert sink.layers == [(layer, start, end) for start, end in chunks for layer in range(NUM_LAYERS)]
-        rig.engine.release("a")
+        rig.engine.abort("a")
         rig.settle()
 
     def test_a_cached_prefix_is_not_reported(self, rig: Rig) -> None:
@@ -251,19 +251,19 @@ class TestLayers:
         rig.engine.add(_seq("2", list(range(10)), 1, hold=True), second)
         second.next()
         assert (second.started, second.layers) == ([8], [(0, 8, 10), (1, 8, 10)])
-        rig.engine.release("2")
+        rig.engine.abort("2")
 
 
 class TestHold:
-    def test_blocks_stay_until_released(self, rig: Rig) -> None:
+    def test_blocks_stay_until_aborted(self, rig: Rig) -> None:
         sink = Heard()
         rig.engine.add(_seq("a", list(range(9)), hold=True), sink)
         sink.next()
         assert rig.engine.load().ledger.owned == 3
-        rig.engine.release("a")
+        rig.engine.abort("a")
         assert rig.engine.load().ledger == Ledger(total=64, free=62, cached=2, owned=0)
         with pytest.raises(UnknownSequence):
-            rig.engine.release("a")
+            rig.engine.activate("a", 5)
 
 
 class TestReserve:
@@ -506,7 +506,7 @@ def _one_request(rig: Rig, chance: random.Random, name: str) -> None:
         case "hold":
             rig.engine.add(_seq(name, prompt, hold=True), sink)
             assert list(sink.next().token_ids) == continuation(prompt, 1)
-            rig.engine.release(name)
+            rig.engine.abort(name)
         case "abort":
             rig.engine.add(_seq(name, prompt, 50), sink)
             for _ in range(chance.randint(0, 2)):

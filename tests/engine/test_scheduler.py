@@ -73,7 +73,7 @@ class TestOneSequence:
         assert seq.status is SequenceStatus.FINISHED
 
     @pytest.mark.parametrize("max_tokens", [1, 5])
-    def test_held_until_released(self, max_tokens: int) -> None:
+    def test_held_until_aborted(self, max_tokens: int) -> None:
         scheduler = _scheduler()
         seq = _seq("a", _distinct(1, 32), max_tokens, hold=True)
         scheduler.add(seq)
@@ -84,10 +84,10 @@ class TestOneSequence:
         assert scheduler.ledger().owned == 2
         assert scheduler.schedule() is None
         assert not scheduler.has_work
-        scheduler.release("a")
+        scheduler.abort("a")
         assert scheduler.ledger() == Ledger(total=64, free=62, cached=2, owned=0)
         with pytest.raises(UnknownSequence):
-            scheduler.release("a")
+            scheduler.activate("a", 5)
 
     def test_misuse_raises(self) -> None:
         scheduler = _scheduler(max_waiting=1)
@@ -96,8 +96,6 @@ class TestOneSequence:
             scheduler.add(_seq("a", [8]))
         with pytest.raises(QueueFull, match="the limit is 1"):
             scheduler.add(_seq("b", [8]))
-        with pytest.raises(ValueError, match="waiting, not held"):
-            scheduler.release("a")
         with pytest.raises(ValueError, match="waiting, not reserved"):
             scheduler.activate("a", 5)
         with pytest.raises(ValueError, match="cannot both"):

@@ -169,7 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _release(self, sequence_id: str) -> None:
         seq = self.live.pop(sequence_id)
         self.device.check(seq, tuple(seq.block_ids), seq.num_prompt_tokens)
-        self.scheduler.release(sequence_id)
+        self.scheduler.abort(sequence_id)
 
     @precondition(lambda self: self._with_status(SequenceStatus.RESERVED))
     @rule(data=st.data())

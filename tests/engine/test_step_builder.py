@@ -157,7 +157,7 @@ class TestBlocksRunOut:
         assert steps == [{"old": 1, "held": 3}, {"held": 3}, {"held": 3}, {"held": 3}]
         assert held.status is SequenceStatus.HELD
         assert scheduler.schedule() is None
-        scheduler.release("held")
+        scheduler.abort("held")
         _drain(scheduler)
 
     def test_reserved_and_held_sequences_keep_their_blocks(self) -> None:
