@@ -17,7 +17,7 @@ from worker.conversion import fingerprint_from
 logger = logging.getLogger(__name__)
 
 INFO_TIMEOUT_S = 5.0
-SILENCE_LIMIT_S = 3.0  # a worker reports at least once a second
+SILENCE_LIMIT_S = 5.0  # a worker reports at least once a second
 RECONNECT_DELAY_S = 0.5
 
 
