@@ -142,5 +142,6 @@ def _finished(reason: FinishReason, stop_token_id: int | None) -> worker_pb2.Dec
 
 def _add_timing(tokens: worker_pb2.DecodeTokens, feed: SequenceFeed, arrived_at: float) -> None:
     started_at = feed.started_at or arrived_at
+    tokens.local_prefill.num_cached_tokens = feed.num_cached_tokens
     tokens.local_prefill.queue_s = started_at - arrived_at
     tokens.local_prefill.prefill_s = (feed.first_token_at or started_at) - started_at

@@ -99,7 +99,12 @@ async def open_push(host: WorkerHost, peers: Peers, ticket: worker_pb2.Ticket) -
         raise _opening_error(error, ticket.worker) from error
     target = PushTarget(ticket.id, ticket.epoch, range(ticket.num_cached_tokens, ticket.num_prompt_tokens))
     limits = PushLimits(credit_bytes=opened.credit_bytes)
-    return Push(PushSender(peers.link(endpoint.address), host.kv_pool, target, limits), call)
+    try:
+        return Push(PushSender(peers.link(endpoint.address), host.kv_pool, target, limits), call)
+    except ValueError as error:
+        call.cancel()
+        refused = FailedPrecondition(f"the credit is too small: {error}")
+        raise refused.at(stage="transfer", worker=ticket.worker) from error
 
 
 def _opening_error(error: Exception, worker: str) -> BatonError:

@@ -81,8 +81,10 @@ class Attempt:
             async for message in messages:
                 if is_first:
                     is_first = False
+                    local = message.local_prefill
                     self._on_prefilled()
-                    self._outcome.note_first_token(message.local_prefill.queue_s, message.local_prefill.prefill_s)
+                    self._outcome.decode_cached_tokens = local.num_cached_tokens
+                    self._outcome.note_first_token(local.queue_s, local.prefill_s)
                 yield list(message.token_ids)
 
     async def _delivered(self, prefill_call: WorkerCall, decode_call: WorkerCall) -> Tokens:

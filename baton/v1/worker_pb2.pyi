@@ -160,12 +160,14 @@ class DecodeTokens(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., local_prefill: _Optional[_Union[LocalPrefill, _Mapping]] = ...) -> None: ...
 
 class LocalPrefill(_message.Message):
-    __slots__ = ("queue_s", "prefill_s")
+    __slots__ = ("queue_s", "prefill_s", "num_cached_tokens")
     QUEUE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ...) -> None: ...
+    num_cached_tokens: int
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class DecodeFinished(_message.Message):
     __slots__ = ("reason", "stop_token_id")

@@ -83,11 +83,9 @@ def test_a_repeated_prompt_hits_the_caches_and_gives_the_same(cluster, reference
         expected = _greedy(reference, token_ids, 8)
         answers = [_generate(cluster, token_ids, max_tokens=8, temperature=0.0) for _ in range(3)]
         assert [list(a.token_ids) for a in answers] == [expected] * 3
-        cached = answers[-1].usage.decode_cached_tokens
-        assert cached <= num_prompt_tokens - 1
-        assert (
-            cached == (num_prompt_tokens - 1) // 16 * 16 or answers[-1].timeline.path != request_pb2.PATH_DISAGGREGATED
-        )
+        # All whole blocks but that of the last token, which is always run; whichever worker computed the rest.
+        num_cached = (num_prompt_tokens - 1) // 16 * 16
+        assert [a.usage.decode_cached_tokens for a in answers] == [0, num_cached, num_cached]
 
 
 def test_32_at_once_equal_one_by_one(cluster, prompt_of):

@@ -103,6 +103,7 @@ async def test_a_short_rest_is_prefilled_here(workers):
     assert not reserved.HasField("ticket")
     first = await read(call, "tokens")
     assert first.local_prefill.prefill_s > 0
+    assert first.local_prefill.num_cached_tokens == 32
     token_ids, finished = await read_tokens(call)
     assert [*first.token_ids, *token_ids] == HELLO_ANSWER
     assert finished.reason == LENGTH

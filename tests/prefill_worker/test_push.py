@@ -41,6 +41,11 @@ class ScriptedPushes(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         yield kv_transfer_pb2.PushResponse(opened=kv_transfer_pb2.PushOpened(credit_bytes=1 << 20))
         await asyncio.Event().wait()
 
+    async def open_without_credit(self, requests):
+        await anext(requests)
+        yield kv_transfer_pb2.PushResponse(opened=kv_transfer_pb2.PushOpened(credit_bytes=1))
+        await asyncio.Event().wait()
+
     async def open_and_leave(self, requests):
         await anext(requests)
         yield kv_transfer_pb2.PushResponse(opened=kv_transfer_pb2.PushOpened(credit_bytes=1 << 20))
@@ -99,6 +104,15 @@ async def test_a_pair_that_does_not_fit_is_refused_by_field_and_both_values(work
     assert all(part in caught.value.message for part in (field, repr(ours), repr(theirs)))
     assert caught.value.reason == "FINGERPRINT_MISMATCH"
     assert servicer.num_open == 0
+
+
+async def test_a_credit_for_less_than_a_token_ends_the_push(workers, scripted, eventually):
+    prefill, _ = workers
+    servicer, ticket = scripted
+    servicer.script = servicer.open_without_credit
+    with pytest.raises(FailedPrecondition, match="decode-9: the credit is too small"):
+        await open_push(prefill.host, prefill.peers, ticket)
+    await eventually(lambda: servicer.num_open == 0)
 
 
 @pytest.mark.parametrize(("transports", "named"), [((), "none"), (("rdma", "ipc"), "rdma, ipc")])

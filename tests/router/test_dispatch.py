@@ -198,7 +198,7 @@ async def test_a_stop_token_of_the_decode_worker_is_told(dispatch, followed, mes
 async def test_a_decode_worker_that_holds_the_prompt_needs_no_prefill_worker(dispatch, followed):
     async def alone(request):
         yield worker_pb2.DecodeResponse(reserved=worker_pb2.DecodeReserved())
-        timing = worker_pb2.LocalPrefill(queue_s=0.0, prefill_s=0.001)
+        timing = worker_pb2.LocalPrefill(queue_s=0.0, prefill_s=0.001, num_cached_tokens=16)
         yield worker_pb2.DecodeResponse(tokens=worker_pb2.DecodeTokens(token_ids=[100], local_prefill=timing))
         yield worker_pb2.DecodeResponse(tokens=worker_pb2.DecodeTokens(token_ids=[101, 102, 103]))
         yield worker_pb2.DecodeResponse(finished=worker_pb2.DecodeFinished(reason=request_pb2.FINISH_REASON_LENGTH))
@@ -209,6 +209,7 @@ async def test_a_decode_worker_that_holds_the_prompt_needs_no_prefill_worker(dis
     assert outcome.timeline.path == request_pb2.PATH_LOCAL_PREFILL
     assert outcome.timeline.prefill_worker == outcome.timeline.decode_worker == "decode-0"
     assert 0 < outcome.timeline.prefill_s <= 0.001
+    assert outcome.decode_cached_tokens == 16
     assert not followed[0].prefill_requests
 
 
