@@ -40,6 +40,11 @@ class InferenceServiceStub:
                 request_serializer=baton_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/baton.v1.InferenceService/Abort',
+                request_serializer=baton_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.AbortResponse.FromString,
+                _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/baton.v1.InferenceService/GetModelInfo',
                 request_serializer=baton_dot_v1_dot_inference__pb2.GetModelInfoRequest.SerializeToString,
@@ -59,6 +64,13 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Abort(self, request, context):
+        """Cancels every running request of one id, for who no longer has the call. INVALID_ARGUMENT without an id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModelInfo(self, request, context):
         """Tells what the cluster serves, with its limits.
         """
@@ -73,6 +85,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.AbortRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.AbortResponse.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
@@ -108,6 +125,33 @@ class InferenceService:
             '/baton.v1.InferenceService/Generate',
             baton_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/Abort',
+            baton_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -60,7 +60,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_cached_tokens: _Optional[int] = ..., decode_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Timeline(_message.Message):
-    __slots__ = ("path", "path_reason", "prefill_worker", "decode_worker", "queue_s", "reserve_s", "prefill_queue_s", "prefill_s", "dispatch_s", "ttft_s", "transfer_tail_s", "transfer_s", "first_decode_step_s", "kv_bytes", "transport", "e2e_s")
+    __slots__ = ("path", "path_reason", "prefill_worker", "decode_worker", "queue_s", "reserve_s", "prefill_queue_s", "prefill_s", "dispatch_s", "ttft_s", "transfer_tail_s", "transfer_s", "first_decode_step_s", "kv_bytes", "transport", "e2e_s", "num_recoveries", "recovery_reason")
     PATH_FIELD_NUMBER: _ClassVar[int]
     PATH_REASON_FIELD_NUMBER: _ClassVar[int]
     PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,8 @@ class Timeline(_message.Message):
     KV_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     E2E_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECOVERIES_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_REASON_FIELD_NUMBER: _ClassVar[int]
     path: Path
     path_reason: str
     prefill_worker: str
@@ -93,4 +95,6 @@ class Timeline(_message.Message):
     kv_bytes: int
     transport: str
     e2e_s: float
-    def __init__(self, path: _Optional[_Union[Path, str]] = ..., path_reason: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., queue_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., dispatch_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., transfer_tail_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_step_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., e2e_s: _Optional[float] = ...) -> None: ...
+    num_recoveries: int
+    recovery_reason: str
+    def __init__(self, path: _Optional[_Union[Path, str]] = ..., path_reason: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., queue_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., prefill_queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., dispatch_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., transfer_tail_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_step_s: _Optional[float] = ..., kv_bytes: _Optional[int] = ..., transport: _Optional[str] = ..., e2e_s: _Optional[float] = ..., num_recoveries: _Optional[int] = ..., recovery_reason: _Optional[str] = ...) -> None: ...

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import request_pb2 as baton_dot_v1_dot_request__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x16\x62\x61ton/v1/request.proto\"\x84\x01\n\x0b\x46ingerprint\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08kv_dtype\x18\x03 \x01(\t\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\"\xbc\x01\n\x06Ticket\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12%\n\tendpoints\x18\x06 \x03(\x0b\x32\x12.baton.v1.Endpoint\x12*\n\x0b\x66ingerprint\x18\x07 \x01(\x0b\x32\x15.baton.v1.Fingerprint\".\n\x08\x45ndpoint\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x99\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12 \n\x06ticket\x18\x05 \x01(\x0b\x32\x10.baton.v1.Ticket\"y\n\x0fPrefillResponse\x12\x32\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x1b.baton.v1.PrefillFirstTokenH\x00\x12)\n\x06pushed\x18\x02 \x01(\x0b\x32\x17.baton.v1.PrefillPushedH\x00\x42\x07\n\x05\x65vent\"d\n\x11PrefillFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\x12\x11\n\tprefill_s\x18\x03 \x01(\x01\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\"a\n\rPrefillPushed\x12\x10\n\x08kv_bytes\x18\x01 \x01(\x04\x12\x12\n\ntransfer_s\x18\x02 \x01(\x01\x12\x17\n\x0ftransfer_tail_s\x18\x03 \x01(\x01\x12\x11\n\ttransport\x18\x04 \x01(\t\"\xdf\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12,\n\x08stopping\x18\x04 \x01(\x0b\x32\x1a.baton.v1.StoppingCriteria\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12 \n\x18local_prefill_max_tokens\x18\x06 \x01(\r\x12\x17\n\x0fprefill_locally\x18\x07 \x01(\x08\"\xcf\x01\n\x0e\x44\x65\x63odeResponse\x12,\n\x08reserved\x18\x01 \x01(\x0b\x32\x18.baton.v1.DecodeReservedH\x00\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.baton.v1.DecodeTokensH\x00\x12,\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x18.baton.v1.DecodeFinishedH\x00\x12.\n\tcommitted\x18\x04 \x01(\x0b\x32\x19.baton.v1.DecodeCommittedH\x00\x42\x07\n\x05\x65vent\"M\n\x0e\x44\x65\x63odeReserved\x12 \n\x06ticket\x18\x01 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"#\n\x0f\x44\x65\x63odeCommitted\x12\x10\n\x08kv_bytes\x18\x01 \x01(\x04\"P\n\x0c\x44\x65\x63odeTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12-\n\rlocal_prefill\x18\x02 \x01(\x0b\x32\x16.baton.v1.LocalPrefill\"M\n\x0cLocalPrefill\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"f\n\x0e\x44\x65\x63odeFinished\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"\x16\n\x14GetWorkerInfoRequest\"\xa5\x02\n\x15GetWorkerInfoResponse\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x1c\n\x04role\x18\x03 \x01(\x0e\x32\x0e.baton.v1.Role\x12*\n\x0b\x66ingerprint\x18\x04 \x01(\x0b\x32\x15.baton.v1.Fingerprint\x12\x19\n\x11\x62lock_size_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x1d\n\x15\x63ontext_window_tokens\x18\x07 \x01(\r\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12\x1b\n\x13max_batch_sequences\x18\t \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\n \x01(\r\x12\x0b\n\x03pid\x18\x0b \x01(\r\"\x13\n\x11WatchStateRequest\"\xa9\x01\n\x12WatchStateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x17\n\x0fnum_free_blocks\x18\x02 \x01(\r\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12\x14\n\x0cnum_reserved\x18\x05 \x01(\r\x12\x19\n\x11num_queued_tokens\x18\x06 \x01(\r\x12\x10\n\x08is_ready\x18\x07 \x01(\x08\"-\n\x10GetLedgerRequest\x12\x19\n\x11\x64rop_prefix_cache\x18\x01 \x01(\x08\"\xcc\x01\n\x11GetLedgerResponse\x12\x14\n\x0ctotal_blocks\x18\x01 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x02 \x01(\r\x12\x15\n\rcached_blocks\x18\x03 \x01(\r\x12\x14\n\x0cowned_blocks\x18\x04 \x01(\r\x12\x18\n\x10in_flight_blocks\x18\x05 \x01(\r\x12\x15\n\rnum_sequences\x18\x06 \x01(\r\x12\x18\n\x10num_open_tickets\x18\x07 \x01(\r\x12\x14\n\x0cstale_writes\x18\x08 \x01(\x04*O\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0e\n\nROLE_MIXED\x10\x03\x32R\n\x0ePrefillService\x12@\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x19.baton.v1.PrefillResponse0\x01\x32N\n\rDecodeService\x12=\n\x06\x44\x65\x63ode\x12\x17.baton.v1.DecodeRequest\x1a\x18.baton.v1.DecodeResponse0\x01\x32\xf2\x01\n\rWorkerService\x12P\n\rGetWorkerInfo\x12\x1e.baton.v1.GetWorkerInfoRequest\x1a\x1f.baton.v1.GetWorkerInfoResponse\x12I\n\nWatchState\x12\x1b.baton.v1.WatchStateRequest\x1a\x1c.baton.v1.WatchStateResponse0\x01\x12\x44\n\tGetLedger\x12\x1a.baton.v1.GetLedgerRequest\x1a\x1b.baton.v1.GetLedgerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x16\x62\x61ton/v1/request.proto\"\x84\x01\n\x0b\x46ingerprint\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08kv_dtype\x18\x03 \x01(\t\x12\x12\n\nnum_layers\x18\x04 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\"\xbc\x01\n\x06Ticket\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x05 \x01(\r\x12%\n\tendpoints\x18\x06 \x03(\x0b\x32\x12.baton.v1.Endpoint\x12*\n\x0b\x66ingerprint\x18\x07 \x01(\x0b\x32\x15.baton.v1.Fingerprint\".\n\x08\x45ndpoint\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xab\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12 \n\x06ticket\x18\x05 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x10\n\x08priority\x18\x06 \x01(\x05\"y\n\x0fPrefillResponse\x12\x32\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32\x1b.baton.v1.PrefillFirstTokenH\x00\x12)\n\x06pushed\x18\x02 \x01(\x0b\x32\x17.baton.v1.PrefillPushedH\x00\x42\x07\n\x05\x65vent\"d\n\x11PrefillFirstToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07queue_s\x18\x02 \x01(\x01\x12\x11\n\tprefill_s\x18\x03 \x01(\x01\x12\x19\n\x11num_cached_tokens\x18\x04 \x01(\r\"a\n\rPrefillPushed\x12\x10\n\x08kv_bytes\x18\x01 \x01(\x04\x12\x12\n\ntransfer_s\x18\x02 \x01(\x01\x12\x17\n\x0ftransfer_tail_s\x18\x03 \x01(\x01\x12\x11\n\ttransport\x18\x04 \x01(\t\"\xf1\x01\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12,\n\x08stopping\x18\x04 \x01(\x0b\x32\x1a.baton.v1.StoppingCriteria\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12 \n\x18local_prefill_max_tokens\x18\x06 \x01(\r\x12\x17\n\x0fprefill_locally\x18\x07 \x01(\x08\x12\x10\n\x08priority\x18\x08 \x01(\x05\"\xcf\x01\n\x0e\x44\x65\x63odeResponse\x12,\n\x08reserved\x18\x01 \x01(\x0b\x32\x18.baton.v1.DecodeReservedH\x00\x12(\n\x06tokens\x18\x02 \x01(\x0b\x32\x16.baton.v1.DecodeTokensH\x00\x12,\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x18.baton.v1.DecodeFinishedH\x00\x12.\n\tcommitted\x18\x04 \x01(\x0b\x32\x19.baton.v1.DecodeCommittedH\x00\x42\x07\n\x05\x65vent\"M\n\x0e\x44\x65\x63odeReserved\x12 \n\x06ticket\x18\x01 \x01(\x0b\x32\x10.baton.v1.Ticket\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\r\"#\n\x0f\x44\x65\x63odeCommitted\x12\x10\n\x08kv_bytes\x18\x01 \x01(\x04\"P\n\x0c\x44\x65\x63odeTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12-\n\rlocal_prefill\x18\x02 \x01(\x0b\x32\x16.baton.v1.LocalPrefill\"M\n\x0cLocalPrefill\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"f\n\x0e\x44\x65\x63odeFinished\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_stop_token_id\"\x16\n\x14GetWorkerInfoRequest\"\xa5\x02\n\x15GetWorkerInfoResponse\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x1c\n\x04role\x18\x03 \x01(\x0e\x32\x0e.baton.v1.Role\x12*\n\x0b\x66ingerprint\x18\x04 \x01(\x0b\x32\x15.baton.v1.Fingerprint\x12\x19\n\x11\x62lock_size_tokens\x18\x05 \x01(\r\x12\x12\n\nnum_blocks\x18\x06 \x01(\r\x12\x1d\n\x15\x63ontext_window_tokens\x18\x07 \x01(\r\x12\x12\n\nvocab_size\x18\x08 \x01(\r\x12\x1b\n\x13max_batch_sequences\x18\t \x01(\r\x12\x17\n\x0fmax_step_tokens\x18\n \x01(\r\x12\x0b\n\x03pid\x18\x0b \x01(\r\"\x13\n\x11WatchStateRequest\"\xa9\x01\n\x12WatchStateResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x17\n\x0fnum_free_blocks\x18\x02 \x01(\r\x12\x13\n\x0bnum_running\x18\x03 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x04 \x01(\r\x12\x14\n\x0cnum_reserved\x18\x05 \x01(\r\x12\x19\n\x11num_queued_tokens\x18\x06 \x01(\r\x12\x10\n\x08is_ready\x18\x07 \x01(\x08\"-\n\x10GetLedgerRequest\x12\x19\n\x11\x64rop_prefix_cache\x18\x01 \x01(\x08\"\x81\x02\n\x11GetLedgerResponse\x12\x14\n\x0ctotal_blocks\x18\x01 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x02 \x01(\r\x12\x15\n\rcached_blocks\x18\x03 \x01(\r\x12\x14\n\x0cowned_blocks\x18\x04 \x01(\r\x12\x18\n\x10in_flight_blocks\x18\x05 \x01(\r\x12\x15\n\rnum_sequences\x18\x06 \x01(\r\x12\x18\n\x10num_open_tickets\x18\x07 \x01(\r\x12\x14\n\x0cstale_writes\x18\x08 \x01(\x04\x12\x17\n\x0frepaired_blocks\x18\t \x01(\x04\x12\x1a\n\x12quarantined_blocks\x18\n \x01(\r*O\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x0e\n\nROLE_MIXED\x10\x03\x32R\n\x0ePrefillService\x12@\n\x07Prefill\x12\x18.baton.v1.PrefillRequest\x1a\x19.baton.v1.PrefillResponse0\x01\x32N\n\rDecodeService\x12=\n\x06\x44\x65\x63ode\x12\x17.baton.v1.DecodeRequest\x1a\x18.baton.v1.DecodeResponse0\x01\x32\xf2\x01\n\rWorkerService\x12P\n\rGetWorkerInfo\x12\x1e.baton.v1.GetWorkerInfoRequest\x1a\x1f.baton.v1.GetWorkerInfoResponse\x12I\n\nWatchState\x12\x1b.baton.v1.WatchStateRequest\x1a\x1c.baton.v1.WatchStateResponse0\x01\x12\x44\n\tGetLedger\x12\x1a.baton.v1.GetLedgerRequest\x1a\x1b.baton.v1.GetLedgerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=2497
-  _globals['_ROLE']._serialized_end=2576
+  _globals['_ROLE']._serialized_start=2586
+  _globals['_ROLE']._serialized_end=2665
   _globals['_FINGERPRINT']._serialized_start=60
   _globals['_FINGERPRINT']._serialized_end=192
   _globals['_TICKET']._serialized_start=195
@@ -41,43 +41,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENDPOINT']._serialized_start=385
   _globals['_ENDPOINT']._serialized_end=431
   _globals['_PREFILLREQUEST']._serialized_start=434
-  _globals['_PREFILLREQUEST']._serialized_end=587
-  _globals['_PREFILLRESPONSE']._serialized_start=589
-  _globals['_PREFILLRESPONSE']._serialized_end=710
-  _globals['_PREFILLFIRSTTOKEN']._serialized_start=712
-  _globals['_PREFILLFIRSTTOKEN']._serialized_end=812
-  _globals['_PREFILLPUSHED']._serialized_start=814
-  _globals['_PREFILLPUSHED']._serialized_end=911
-  _globals['_DECODEREQUEST']._serialized_start=914
-  _globals['_DECODEREQUEST']._serialized_end=1137
-  _globals['_DECODERESPONSE']._serialized_start=1140
-  _globals['_DECODERESPONSE']._serialized_end=1347
-  _globals['_DECODERESERVED']._serialized_start=1349
-  _globals['_DECODERESERVED']._serialized_end=1426
-  _globals['_DECODECOMMITTED']._serialized_start=1428
-  _globals['_DECODECOMMITTED']._serialized_end=1463
-  _globals['_DECODETOKENS']._serialized_start=1465
-  _globals['_DECODETOKENS']._serialized_end=1545
-  _globals['_LOCALPREFILL']._serialized_start=1547
-  _globals['_LOCALPREFILL']._serialized_end=1624
-  _globals['_DECODEFINISHED']._serialized_start=1626
-  _globals['_DECODEFINISHED']._serialized_end=1728
-  _globals['_GETWORKERINFOREQUEST']._serialized_start=1730
-  _globals['_GETWORKERINFOREQUEST']._serialized_end=1752
-  _globals['_GETWORKERINFORESPONSE']._serialized_start=1755
-  _globals['_GETWORKERINFORESPONSE']._serialized_end=2048
-  _globals['_WATCHSTATEREQUEST']._serialized_start=2050
-  _globals['_WATCHSTATEREQUEST']._serialized_end=2069
-  _globals['_WATCHSTATERESPONSE']._serialized_start=2072
-  _globals['_WATCHSTATERESPONSE']._serialized_end=2241
-  _globals['_GETLEDGERREQUEST']._serialized_start=2243
-  _globals['_GETLEDGERREQUEST']._serialized_end=2288
-  _globals['_GETLEDGERRESPONSE']._serialized_start=2291
-  _globals['_GETLEDGERRESPONSE']._serialized_end=2495
-  _globals['_PREFILLSERVICE']._serialized_start=2578
-  _globals['_PREFILLSERVICE']._serialized_end=2660
-  _globals['_DECODESERVICE']._serialized_start=2662
-  _globals['_DECODESERVICE']._serialized_end=2740
-  _globals['_WORKERSERVICE']._serialized_start=2743
-  _globals['_WORKERSERVICE']._serialized_end=2985
+  _globals['_PREFILLREQUEST']._serialized_end=605
+  _globals['_PREFILLRESPONSE']._serialized_start=607
+  _globals['_PREFILLRESPONSE']._serialized_end=728
+  _globals['_PREFILLFIRSTTOKEN']._serialized_start=730
+  _globals['_PREFILLFIRSTTOKEN']._serialized_end=830
+  _globals['_PREFILLPUSHED']._serialized_start=832
+  _globals['_PREFILLPUSHED']._serialized_end=929
+  _globals['_DECODEREQUEST']._serialized_start=932
+  _globals['_DECODEREQUEST']._serialized_end=1173
+  _globals['_DECODERESPONSE']._serialized_start=1176
+  _globals['_DECODERESPONSE']._serialized_end=1383
+  _globals['_DECODERESERVED']._serialized_start=1385
+  _globals['_DECODERESERVED']._serialized_end=1462
+  _globals['_DECODECOMMITTED']._serialized_start=1464
+  _globals['_DECODECOMMITTED']._serialized_end=1499
+  _globals['_DECODETOKENS']._serialized_start=1501
+  _globals['_DECODETOKENS']._serialized_end=1581
+  _globals['_LOCALPREFILL']._serialized_start=1583
+  _globals['_LOCALPREFILL']._serialized_end=1660
+  _globals['_DECODEFINISHED']._serialized_start=1662
+  _globals['_DECODEFINISHED']._serialized_end=1764
+  _globals['_GETWORKERINFOREQUEST']._serialized_start=1766
+  _globals['_GETWORKERINFOREQUEST']._serialized_end=1788
+  _globals['_GETWORKERINFORESPONSE']._serialized_start=1791
+  _globals['_GETWORKERINFORESPONSE']._serialized_end=2084
+  _globals['_WATCHSTATEREQUEST']._serialized_start=2086
+  _globals['_WATCHSTATEREQUEST']._serialized_end=2105
+  _globals['_WATCHSTATERESPONSE']._serialized_start=2108
+  _globals['_WATCHSTATERESPONSE']._serialized_end=2277
+  _globals['_GETLEDGERREQUEST']._serialized_start=2279
+  _globals['_GETLEDGERREQUEST']._serialized_end=2324
+  _globals['_GETLEDGERRESPONSE']._serialized_start=2327
+  _globals['_GETLEDGERRESPONSE']._serialized_end=2584
+  _globals['_PREFILLSERVICE']._serialized_start=2667
+  _globals['_PREFILLSERVICE']._serialized_end=2749
+  _globals['_DECODESERVICE']._serialized_start=2751
+  _globals['_DECODESERVICE']._serialized_end=2829
+  _globals['_WORKERSERVICE']._serialized_start=2832
+  _globals['_WORKERSERVICE']._serialized_end=3074
 # @@protoc_insertion_point(module_scope)

@@ -62,18 +62,20 @@ class Endpoint(_message.Message):
     def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "ticket")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "ticket", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _request_pb2.SamplingParams
     cache_salt: str
     ticket: Ticket
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("first_token", "pushed")
@@ -108,7 +110,7 @@ class PrefillPushed(_message.Message):
     def __init__(self, kv_bytes: _Optional[int] = ..., transfer_s: _Optional[float] = ..., transfer_tail_s: _Optional[float] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "stopping", "cache_salt", "local_prefill_max_tokens", "prefill_locally")
+    __slots__ = ("request_id", "token_ids", "sampling", "stopping", "cache_salt", "local_prefill_max_tokens", "prefill_locally", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +118,7 @@ class DecodeRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PREFILL_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_LOCALLY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _request_pb2.SamplingParams
@@ -123,7 +126,8 @@ class DecodeRequest(_message.Message):
     cache_salt: str
     local_prefill_max_tokens: int
     prefill_locally: bool
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_request_pb2.StoppingCriteria, _Mapping]] = ..., cache_salt: _Optional[str] = ..., local_prefill_max_tokens: _Optional[int] = ..., prefill_locally: _Optional[bool] = ...) -> None: ...
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_request_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_request_pb2.StoppingCriteria, _Mapping]] = ..., cache_salt: _Optional[str] = ..., local_prefill_max_tokens: _Optional[int] = ..., prefill_locally: _Optional[bool] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
     __slots__ = ("reserved", "tokens", "finished", "committed")
@@ -236,7 +240,7 @@ class GetLedgerRequest(_message.Message):
     def __init__(self, drop_prefix_cache: _Optional[bool] = ...) -> None: ...
 
 class GetLedgerResponse(_message.Message):
-    __slots__ = ("total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "in_flight_blocks", "num_sequences", "num_open_tickets", "stale_writes")
+    __slots__ = ("total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "in_flight_blocks", "num_sequences", "num_open_tickets", "stale_writes", "repaired_blocks", "quarantined_blocks")
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -245,6 +249,8 @@ class GetLedgerResponse(_message.Message):
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_OPEN_TICKETS_FIELD_NUMBER: _ClassVar[int]
     STALE_WRITES_FIELD_NUMBER: _ClassVar[int]
+    REPAIRED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     total_blocks: int
     free_blocks: int
     cached_blocks: int
@@ -253,4 +259,6 @@ class GetLedgerResponse(_message.Message):
     num_sequences: int
     num_open_tickets: int
     stale_writes: int
-    def __init__(self, total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., in_flight_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_open_tickets: _Optional[int] = ..., stale_writes: _Optional[int] = ...) -> None: ...
+    repaired_blocks: int
+    quarantined_blocks: int
+    def __init__(self, total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., in_flight_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_open_tickets: _Optional[int] = ..., stale_writes: _Optional[int] = ..., repaired_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ...) -> None: ...

@@ -126,7 +126,8 @@ class DecodeServiceServicer:
     def Decode(self, request, context):
         """Reserves KV blocks, then generates. The open call is the lease on the blocks.
         Order: reserved, tokens..., finished, which is terminal. RESOURCE_EXHAUSTED: no room now, nothing was
-        computed. INVALID_ARGUMENT: the request can never fit.
+        computed. INVALID_ARGUMENT: the request can never fit. ABORTED with reason PREEMPTED or DRAINING: the sequence is
+        handed back, to go on elsewhere from the tokens it has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
