@@ -52,6 +52,14 @@ proto: $(STAMP) ## Generate the stubs in baton/v1
 bench: $(STAMP) ## Measure the bars: each a ratio in one run on this machine
 	@$(BIN)/python -m bench.bars $(ARGS)
 
+.PHONY: drill
+drill: $(STAMP) ## Kill and freeze workers, spoil KV messages, cancel: nothing may be wrong, stuck or lost (1 h)
+	@$(BIN)/baton drill $(ARGS) kill freeze messages cancel
+
+.PHONY: soak
+soak: $(STAMP) ## Mixed load with worker losses for 20 minutes, then an overload (30 min)
+	@$(BIN)/baton drill $(ARGS) soak overload
+
 .PHONY: clean
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -7,12 +7,14 @@ from typing import Any, Self, Unpack
 import grpc
 
 from baton.answer import (
+    ABORT_TIMEOUT_S,
     DEFAULT_TIMEOUT_S,
     MODEL_INFO_TIMEOUT_S,
     Answer,
     Chunk,
     GenerateOptions,
     Prompt,
+    build_abort,
     build_request,
     request_id_of,
 )
@@ -107,6 +109,17 @@ class AsyncClient:
         timeout_s = options.get("timeout_s")
         call = self._stub.Generate(request, timeout=self._timeout_s if timeout_s is None else timeout_s)
         return AsyncStream(call, request.request_id)
+
+    async def abort(self, request_id: str, *, timeout_s: float = ABORT_TIMEOUT_S) -> int:
+        """Ends all running requests of this id, whoever sent them to this router; returns how many there were.
+
+        Their streams end with Cancelled. Raises BatonError, InvalidRequest for an empty id.
+        """
+        try:
+            response: inference_pb2.AbortResponse = await self._stub.Abort(build_abort(request_id), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        return response.num_aborted
 
     async def model_info(self, *, timeout_s: float = MODEL_INFO_TIMEOUT_S) -> inference_pb2.GetModelInfoResponse:
         """What the cluster serves, with its limits. Raises BatonError."""

@@ -10,8 +10,10 @@ from baton.errors import FieldViolation, InternalError, InvalidRequest
 from baton.v1 import inference_pb2, request_pb2
 
 REQUEST_ID_KEY = "x-request-id"
+MIN_PRIORITY, MAX_PRIORITY = -100, 100
 DEFAULT_TIMEOUT_S = 600.0
 MODEL_INFO_TIMEOUT_S = 10.0
+ABORT_TIMEOUT_S = 10.0
 
 ChatMessages = Sequence[Mapping[str, str]]
 Prompt = str | Sequence[int] | ChatMessages
@@ -30,6 +32,7 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: end the answer, beside the model's end tokens, which ignore_eos switches off.
     timeout_s: seconds for the whole answer, default the client's. model: default the only one served.
     request_id: default one that the server makes. cache_salt: who gives the same shares the prefix cache.
+    priority: in [-100, 100], the lower the earlier its turn, default 0.
     """
 
     max_tokens: int | None
@@ -43,6 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     model: str
     request_id: str
     cache_salt: str
+    priority: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,7 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.Gen
         known = sorted(GenerateOptions.__annotations__)
         raise TypeError(f"unknown options {sorted(unknown)}; known are {known}")
     request = inference_pb2.GenerateRequest()
-    for name in ("request_id", "model", "cache_salt"):
+    for name in ("request_id", "model", "cache_salt", "priority"):
         _set(request, name, options.get(name), name)
     for name in ("temperature", "top_k", "top_p", "seed"):
         _set(request.sampling, name, options.get(name), f"sampling.{name}")
@@ -123,6 +127,13 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.Gen
     stop_token_ids = options.get("stop_token_ids") or ()
     _extend(request.stopping.stop_token_ids, stop_token_ids, "stopping.stop_token_ids")
     _set_prompt(request, prompt)
+    return request
+
+
+def build_abort(request_id: str) -> inference_pb2.AbortRequest:
+    """The message that aborts requests of this id. Raises InvalidRequest for what no message can hold."""
+    request = inference_pb2.AbortRequest()
+    _set(request, "request_id", request_id, "request_id")
     return request
 
 

@@ -7,6 +7,8 @@ from deploy.lazy_group import LazyCommand
 
 COMMANDS: Mapping[str, LazyCommand] = {
     "bench": LazyCommand("bench.command:bench", "Measure a running cluster under load."),
+    "drill": LazyCommand("bench.drill.command:drill", "Hurt a cluster while it works, and check what must hold."),
+    "verify": LazyCommand("bench.verify.command:verify", "Compare a cluster's answers with those of transformers."),
 }
 
 

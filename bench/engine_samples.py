@@ -60,6 +60,9 @@ class _TokenTimes:
         self.failure = message
         self._ended.set()
 
+    def on_handed_back(self) -> None:
+        self.on_failure("KV blocks ran out")
+
     def wait(self) -> list[float]:
         """The times of all tokens. Raises BarsFailed."""
         if not self._ended.wait(ANSWER_TIMEOUT_S):

@@ -1,5 +1,6 @@
 """KvTransferService: prefill workers open and commit their pushes here."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,6 +8,8 @@ import grpc
 
 from baton.errors import Aborted, BatonError, FailedPrecondition, InvalidRequest
 from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc
+from decode_worker.handoff import Handoff
+from decode_worker.handoff_machine import Event
 from decode_worker.handoffs import Handoffs
 from kv_transfer.errors import KvTransferError
 from kv_transfer.fingerprint import mismatch
@@ -31,29 +34,33 @@ class PushServicer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self, request_iterator: _Requests, context: _Context
     ) -> AsyncIterator[kv_transfer_pb2.PushResponse]:
         """See the proto."""
-        name = self._host.config.name
         opening = (await _next(request_iterator, "open")).open
         # Who does not get the ticket does no harm to its owner; who gets it and fails ends the handoff.
-        self._begin(opening)
+        handoff = self._open(opening)
         try:
-            self._check(opening)
-            yield kv_transfer_pb2.PushResponse(opened=kv_transfer_pb2.PushOpened(credit_bytes=CREDIT_BYTES))
-            commit = (await _next(request_iterator, "commit")).commit
-            self._commit(opening.ticket_id, commit)
-        except BatonError as error:
-            placed = error.at(stage="transfer", worker=name)
-            self._handoffs.fail(opening.ticket_id, placed)
-            raise placed from error
+            try:
+                self._check(opening)
+                yield kv_transfer_pb2.PushResponse(opened=kv_transfer_pb2.PushOpened(credit_bytes=CREDIT_BYTES))
+                request = await _next_unless_over(request_iterator, handoff)
+                if request is not None:
+                    self._commit(handoff, request.commit)
+            except BatonError as error:
+                handoff.handle(Event.PUSH_REFUSED, self._placed(error))
+            refusal = handoff.push_over.result()
+            if refusal is not None:
+                raise refusal
         finally:
             lost = Aborted(f"{opening.sender} ended the push before its commit", reason="PUSH_ENDED")
-            self._handoffs.fail(opening.ticket_id, lost.at(stage="transfer", worker=name))
+            handoff.handle(Event.PUSH_LOST, self._placed(lost))
         yield kv_transfer_pb2.PushResponse(committed=kv_transfer_pb2.PushCommitted())
 
-    def _begin(self, opening: kv_transfer_pb2.PushOpen) -> None:
+    def _open(self, opening: kv_transfer_pb2.PushOpen) -> Handoff:
         try:
-            self._handoffs.begin(opening.ticket_id, opening.epoch)
+            handoff = self._handoffs.find(opening.ticket_id, opening.epoch)
+            handoff.open_push(opening.sender)
         except KvTransferError as error:
-            raise transfer_error(error).at(stage="transfer", worker=self._host.config.name) from error
+            raise self._placed(transfer_error(error)) from error
+        return handoff
 
     def _check(self, opening: kv_transfer_pb2.PushOpen) -> None:
         difference = mismatch(self._host.fingerprint, fingerprint_from(opening.fingerprint))
@@ -62,12 +69,15 @@ class PushServicer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         if opening.transport != "grpc":
             raise InvalidRequest(f"transport {opening.transport!r} is not offered; the ticket names grpc")
 
-    def _commit(self, ticket_id: str, commit: kv_transfer_pb2.PushCommit) -> None:
+    def _commit(self, handoff: Handoff, commit: kv_transfer_pb2.PushCommit) -> None:
         claim = TransferClaim(commit.num_frames, commit.kv_bytes, commit.digest, commit.prompt_hash)
         try:
-            self._handoffs.commit(ticket_id, claim, commit.first_token_id)
+            handoff.commit(claim, commit.first_token_id)
         except KvTransferError as error:
             raise transfer_error(error) from error
+
+    def _placed(self, error: BatonError) -> BatonError:
+        return error.at(stage="transfer", worker=self._host.config.name)
 
 
 async def _next(requests: _Requests, event: str) -> kv_transfer_pb2.PushRequest:
@@ -77,3 +87,15 @@ async def _next(requests: _Requests, event: str) -> kv_transfer_pb2.PushRequest:
             return request
         raise InvalidRequest(f"expected {event}, got {request.WhichOneof('event')}")
     raise Aborted(f"the push ended before {event}", reason="PUSH_ENDED")
+
+
+async def _next_unless_over(requests: _Requests, handoff: Handoff) -> kv_transfer_pb2.PushRequest | None:
+    """The commit; None if the handoff has ended the push meanwhile."""
+    reading = asyncio.create_task(_next(requests, "commit"), name="commit of a push")
+    ends: set[asyncio.Future[Any]] = {reading, handoff.push_over}
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        return None if handoff.push_over.done() else reading.result()
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploy.cluster_status import MemberReport, MemberState
@@ -48,9 +48,9 @@ class WorkerActor:
 class RouterActor:
     """Hosts one router."""
 
-    async def begin(self, model_dir: str, model_name: str, host: str, port: int) -> None:
-        """Begins to start the router; to be called once, before anything else. `port` 0 takes any free port."""
-        self._start = asyncio.create_task(self._run(model_dir, model_name, host, port))
+    async def begin(self, settings: Mapping[str, Any]) -> None:
+        """Begins to start the router; to be called once, before anything else. `settings` are those of RouterSpec."""
+        self._start = asyncio.create_task(self._run(settings))
 
     async def report(self) -> MemberReport:
         """The heartbeat. Ready means that it knows workers to send requests to."""
@@ -70,13 +70,12 @@ class RouterActor:
         if await _is_started(self._start):
             await self._server.stop(grace_s)
 
-    async def _run(self, model_dir: str, model_name: str, host: str, port: int) -> str:
+    async def _run(self, settings: Mapping[str, Any]) -> str:
         # Imported by its own process only, like the worker.
         from router.server import RouterServer, RouterSpec  # noqa: PLC0415
 
         self._server = RouterServer()
-        spec = RouterSpec(model_dir=model_dir, model_name=model_name, host=host, port=port)
-        return await self._server.start(spec)
+        return await self._server.start(RouterSpec(**settings))
 
 
 async def _is_started(start: asyncio.Task[Any]) -> bool:

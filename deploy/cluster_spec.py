@@ -23,7 +23,8 @@ class ClusterSpec:
     """One cluster on one machine. `router_port` 0 is any free port; `kv_memory_bytes` is per worker, 0 for auto.
 
     With `pin_cores` each worker is pinned to cores of its own; without, Ray counts `cores_per_worker` CPUs
-    for it. Raises ClusterSpecError.
+    for it. `max_waiting` requests may wait in the router, and one that lost its workers waits `recovery_patience_s`
+    for others. Raises ClusterSpecError.
     """
 
     model_dir: str
@@ -38,6 +39,9 @@ class ClusterSpec:
     cores_per_worker: int = 1
     kv_memory_bytes: int = 0
     pin_cores: bool = True
+    allow_faults: bool = False
+    max_waiting: int = 1024
+    recovery_patience_s: float = 30.0
 
     def __post_init__(self) -> None:
         if problem := self._name_problem() or self._size_problem() or self._option_problem():
@@ -65,9 +69,21 @@ class ClusterSpec:
                 cores=worker_cores,
                 host=self.host,
                 kv_memory_bytes=self.kv_memory_bytes,
+                allow_faults=self.allow_faults,
             )
             for (role, index), worker_cores in zip(places, cores, strict=True)
         )
+
+    def router_settings(self) -> dict[str, str | int | float]:
+        """Settings of the router, those of `router.server.RouterSpec`, which is not loaded here."""
+        return {
+            "model_dir": self.model_dir,
+            "model_name": self.model_name,
+            "host": self.host,
+            "port": self.router_port,
+            "max_waiting": self.max_waiting,
+            "recovery_patience_s": self.recovery_patience_s,
+        }
 
     def _name_problem(self) -> str:
         if _NAME_PATTERN.fullmatch(self.name):
@@ -91,6 +107,8 @@ class ClusterSpec:
             return f"router port {self.router_port}: use 0 for any free port, or 1 to 65535"
         if self.cores_per_worker < 1:
             return f"{self.cores_per_worker} cores per worker: use 1 or more"
+        if self.max_waiting < 0 or self.recovery_patience_s < 0:
+            return f"{self.max_waiting} waiting requests, {self.recovery_patience_s} s of patience: use 0 or more"
         if self.kv_memory_bytes < 0:
             return f"{self.kv_memory_bytes} bytes of KV memory: use 0 for automatic, or more"
         return ""

@@ -98,8 +98,7 @@ class Controller:
 
     def _create_router(self) -> tuple[Any, Any]:
         actor = _remote(RouterActor, num_cpus=0, num_threads=1)
-        spec = self._spec
-        return actor, actor.begin.remote(spec.model_dir, spec.model_name, spec.host, spec.router_port)
+        return actor, actor.begin.remote(self._spec.router_settings())
 
     def _create_worker(self, spec: WorkerSpec) -> tuple[Any, Any]:
         num_cpus = 0 if self._spec.pin_cores else self._spec.cores_per_worker

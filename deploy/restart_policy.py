@@ -10,7 +10,7 @@ class RestartPolicy:
     initial_delay_s: float = 0.5
     growth: float = 2.0
     max_delay_s: float = 30.0
-    stable_after_s: float = 60.0
+    stable_after_s: float = 10.0
 
     def failures_in_a_row(self, previous: int, uptime_s: float) -> int:
         """Counts one more failure, of an actor that was up for `uptime_s` seconds (0: never)."""

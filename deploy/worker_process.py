@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
@@ -13,7 +13,7 @@ from platformdirs import user_cache_path
 
 from baton import channel
 from baton.error_interceptor import ErrorInterceptor
-from baton.v1 import kv_transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.v1 import fault_pb2_grpc, kv_transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from decode_worker.handoffs import Handoffs
 from decode_worker.push_service import PushServicer
 from decode_worker.service import DecodeServicer
@@ -22,12 +22,18 @@ from kv_transfer.grpc_transport import write_handler
 from kv_transfer.receiver import LandingSink
 from prefill_worker.peers import Peers
 from prefill_worker.service import PrefillServicer
+from worker.draining import Draining
+from worker.fault_injection import InjectedFaults
+from worker.fault_points import NO_FAULTS
+from worker.fault_service import FaultServicer
 from worker.host import WorkerConfig, WorkerHost, load_worker
 from worker.state_feed import StateFeed
-from worker.worker_service import WorkerServicer
+from worker.worker_service import LandingCounts, WorkerServicer
 
 STALL_LIMIT_S = 60.0  # a step that takes longer is stuck
 ENGINE_STOP_TIMEOUT_S = 10.0
+HAND_BACK_TIMEOUT_S = 2.0  # for calls to end that were told to
+SERVER_STOP_GRACE_S = 0.5  # for their last words to leave
 # Threads of the interpreter change twenty times as often as by default, so that the threads of gRPC get their
 # turn beside a step that computes in Python.
 SWITCH_INTERVAL_S = 0.0005
@@ -38,6 +44,8 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         self._is_ready = False
+        self._draining = Draining()
+        self._closing: list[Callable[[], Awaitable[None]]] = []  # ends what outlasts its call
         self._host: WorkerHost | None = None
         self._server: grpc.aio.Server | None = None
 
@@ -49,7 +57,8 @@ class WorkerProcess:
         self._host, self._peers = host, Peers()
         on_progress("starting services")
         self._server = channel.server([ErrorInterceptor()])
-        handoffs, names = self._add_services(host, self._server)
+        faults = InjectedFaults() if spec.allow_faults else None
+        handoffs, names = self._add_services(host, self._server, faults)
         self._health: health.aio.HealthServicer = await channel.add_health_and_reflection(self._server, names)
         handoffs.address = f"{spec.host}:{channel.bind(self._server, 0, host=spec.host)}"
         host.engine.start()
@@ -64,34 +73,50 @@ class WorkerProcess:
         return self._host is not None and self._host.engine.stalled_s() < STALL_LIMIT_S
 
     async def stop(self, grace_s: float) -> None:
-        """Takes no new requests, gives running ones `grace_s` seconds, then ends them."""
+        """Takes no new requests, gives running ones `grace_s` seconds, then hands them back: others go on with them."""
         self._is_ready = False
+        self._draining.begin()
         if self._host is None or self._server is None:
             return
         self._host.state.notify()
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_s)
+        if not await self._draining.wait_idle(grace_s):
+            self._draining.expire()
+            await self._draining.wait_idle(HAND_BACK_TIMEOUT_S)
+        await self._server.stop(SERVER_STOP_GRACE_S)
+        for close in self._closing:
+            await close()
         await self._peers.close()
         self._host.state.close()
         await asyncio.to_thread(self._host.engine.stop, ENGINE_STOP_TIMEOUT_S)
 
-    def _add_services(self, host: WorkerHost, server: grpc.aio.Server) -> tuple[Handoffs, list[str]]:
+    def _add_services(
+        self, host: WorkerHost, server: grpc.aio.Server, injected: InjectedFaults | None
+    ) -> tuple[Handoffs, list[str]]:
+        faults = injected or NO_FAULTS
         sink = LandingSink(host.epoch, host.kv_pool)
         handoffs = Handoffs(host, sink)
         role, services = host.config.role, ["WorkerService"]
-        worker_servicer = WorkerServicer(host, lambda: (sink.num_open, sink.stale_writes), lambda: self._is_ready)
+        landing = lambda: LandingCounts(sink.num_open, sink.stale_writes, handoffs.num_quarantined_blocks)  # noqa: E731
+        worker_servicer = WorkerServicer(host, landing, lambda: self._is_ready)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker_servicer, server)  # type: ignore[no-untyped-call]
         if role in ("prefill", "mixed"):
-            servicer = PrefillServicer(host, self._peers)
+            servicer = PrefillServicer(host, self._peers, self._draining, faults)
             worker_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
             services.append("PrefillService")
+            self._closing.append(servicer.close_all)
         if role in ("decode", "mixed"):
-            decode = DecodeServicer(host, handoffs)
+            decode = DecodeServicer(host, handoffs, self._draining, faults)
             worker_pb2_grpc.add_DecodeServiceServicer_to_server(decode, server)  # type: ignore[no-untyped-call]
             push = PushServicer(host, handoffs)
             kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(push, server)  # type: ignore[no-untyped-call]
             server.add_generic_rpc_handlers((write_handler(sink),))
             services.append("DecodeService")
+            self._closing.append(handoffs.close_all)
+        if injected is not None:
+            fault = FaultServicer(host, injected)
+            fault_pb2_grpc.add_FaultServiceServicer_to_server(fault, server)  # type: ignore[no-untyped-call]
+            services.append("FaultService")
         return handoffs, [f"{worker_pb2.DESCRIPTOR.package}.{name}" for name in services]
 
 

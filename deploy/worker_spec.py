@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class WorkerSpec:
     """One worker: `role` is prefill, decode or mixed; `kv_memory_bytes` 0 leaves the amount to the worker.
 
-    `cores` are the CPU cores it is pinned to; none: not pinned. `block_size` is in tokens.
+    `cores` are the CPU cores it is pinned to; none: not pinned. `block_size` is in tokens. With `allow_faults` whoever
+    reaches the worker may break it, for drills.
     """
 
     name: str
@@ -22,6 +23,7 @@ class WorkerSpec:
     block_size: int = 16
     max_step_tokens: int = 512
     max_batch_sequences: int = 32
+    allow_faults: bool = False
 
 
 @dataclass(frozen=True, slots=True)

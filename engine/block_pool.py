@@ -15,20 +15,35 @@ class LedgerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Where the blocks of a pool are: `free` (no content), `cached` (content, no owner), `owned`."""
+    """Where the blocks of a pool are: `free` (no content), `cached` (content, no owner), `owned`, `in_flight`.
+
+    In flight are those reserved for KV that is still to arrive; they do not count as owned.
+    """
 
     total: int
     free: int
     cached: int
     owned: int
+    in_flight: int = 0
 
     def check(self) -> None:
-        """Raise LedgerError unless free + cached + owned = total."""
-        if self.free + self.cached + self.owned != self.total:
+        """Raise LedgerError unless free + cached + owned + in flight = total."""
+        if self.free + self.cached + self.owned + self.in_flight != self.total:
             raise LedgerError(
-                f"{self.free} free + {self.cached} cached + {self.owned} owned KV blocks "
+                f"{self.free} free + {self.cached} cached + {self.owned} owned + {self.in_flight} in flight KV blocks "
                 f"are not the {self.total} of the pool"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """The tables of a pool: what is free, owned by how many, cached (least recently used first), found by what."""
+
+    free: list[int]
+    owner_counts: dict[int, int]
+    cached: OrderedDict[int, None]
+    block_by_hash: dict[bytes, int]
+    hash_by_block: dict[int, bytes]
 
 
 class BlockPool:
@@ -71,6 +86,10 @@ class BlockPool:
     def count_cached(self, block_ids: Iterable[int]) -> int:
         """How many of the blocks have no owner: as many fewer are available once they are acquired."""
         return sum(block_id in self._cached for block_id in block_ids)
+
+    def num_owners(self, block_id: int) -> int:
+        """How many own the block."""
+        return self._owner_counts.get(block_id, 0)
 
     def acquire(self, block_ids: Iterable[int]) -> None:
         """Add an owner to blocks that are owned or cached. Raises ValueError for a free block."""
@@ -144,11 +163,22 @@ class BlockPool:
         self._hash_by_block.clear()
         return num_registered
 
-    def ledger(self) -> Ledger:
-        """Where the blocks are now."""
+    def ledger(self, num_in_flight: int = 0) -> Ledger:
+        """Where the blocks are now, given how many of the owned ones wait for KV."""
         return Ledger(
             total=self.num_blocks,
             free=len(self._free),
             cached=len(self._cached),
-            owned=len(self._owner_counts),
+            owned=len(self._owner_counts) - num_in_flight,
+            in_flight=num_in_flight,
         )
+
+    @property
+    def books(self) -> Books:
+        """The tables themselves, for an audit: to be read only."""
+        return Books(self._free, self._owner_counts, self._cached, self._block_by_hash, self._hash_by_block)
+
+    def replace_books(self, books: Books) -> None:
+        """Go on with other tables."""
+        self._free, self._owner_counts, self._cached = books.free, books.owner_counts, books.cached
+        self._block_by_hash, self._hash_by_block = books.block_by_hash, books.hash_by_block

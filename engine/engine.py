@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.block_pool import Ledger
+from engine.ledger_audit import Repair
 from engine.runner import OnLayer
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -16,6 +17,7 @@ from engine.step_plan import SequenceOutput, StepPlan, StepResult
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0  # how long the idle thread sleeps before it looks again; work wakes it at once
+AUDIT_INTERVAL_S = 1.0  # between two audits of the ledger while the engine is busy
 
 
 class SequenceSink(Protocol):
@@ -39,6 +41,10 @@ class SequenceSink(Protocol):
         """The step with the sequence failed: it is gone."""
         ...
 
+    def on_handed_back(self) -> None:
+        """KV blocks ran out and others went first: it is gone, and may go on elsewhere from the tokens it has."""
+        ...
+
 
 class StepRunner(Protocol):
     """What executes plans."""
@@ -53,12 +59,24 @@ class EngineLoad:
     """How loaded the engine is at one moment."""
 
     ledger: Ledger
-    num_in_flight_blocks: int
     num_sequences: int
     num_running: int
     num_waiting: int
     num_reserved: int
     num_queued_tokens: int
+    num_repaired_blocks: int  # since the start; more than 0 is a bug
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What the engine's thread does next."""
+
+    plan: StepPlan | None
+    handed_back: list[SequenceSink]
+    repair: Repair | None
+
+    def __bool__(self) -> bool:
+        return self.plan is not None or bool(self.handed_back) or self.repair is not None
 
 
 class Engine:
@@ -74,6 +92,9 @@ class Engine:
         self._started: set[str] = set()
         self._stopping = False
         self._step_began_at: float | None = None
+        self._is_audited = True  # nothing has changed since the last audit
+        self._audited_at = -AUDIT_INTERVAL_S
+        self._num_repaired_blocks = 0
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -92,7 +113,7 @@ class Engine:
         with self._work:
             self._scheduler.add(sequence)
             self._sinks[sequence.sequence_id] = sink
-            self._work.notify_all()
+            self._note_change()
         self._on_change()
 
     def reserve(self, sequence: Sequence, sink: SequenceSink) -> int:
@@ -103,6 +124,7 @@ class Engine:
         with self._work:
             num_cached_tokens = self._scheduler.reserve(sequence)
             self._sinks[sequence.sequence_id] = sink
+            self._note_change()
         self._on_change()
         return num_cached_tokens
 
@@ -112,7 +134,7 @@ class Engine:
             output = self._scheduler.activate(sequence_id, first_token_id)
             if output.finish_reason is not None:
                 self._forget(sequence_id)
-            self._work.notify_all()
+            self._note_change()
         self._on_change()
         return output
 
@@ -121,7 +143,7 @@ class Engine:
         with self._work:
             self._scheduler.abort(sequence_id)
             self._forget(sequence_id)
-            self._work.notify_all()
+            self._note_change()
         self._on_change()
 
     def load(self) -> EngineLoad:
@@ -130,17 +152,18 @@ class Engine:
             scheduler = self._scheduler
             return EngineLoad(
                 ledger=scheduler.ledger(),
-                num_in_flight_blocks=scheduler.num_in_flight_blocks,
                 num_sequences=scheduler.num_sequences,
                 num_running=scheduler.num_running,
                 num_waiting=scheduler.num_waiting,
                 num_reserved=scheduler.num_reserved,
                 num_queued_tokens=scheduler.num_queued_tokens,
+                num_repaired_blocks=self._num_repaired_blocks,
             )
 
     def drop_prefix_cache(self) -> int:
         """Forgets what can be found in blocks, owned ones included; returns how many could be."""
         with self._work:
+            self._note_change()
             return self._scheduler.drop_cache()
 
     def stalled_s(self) -> float:
@@ -151,27 +174,57 @@ class Engine:
         return 0.0 if began_at is None else time.monotonic() - began_at
 
     def _loop(self) -> None:
-        while (plan := self._next_plan()) is not None:
-            self._announce(plan)
-            try:
-                result = self._runner.run(plan, self._layer_callback(plan))
-            except Exception as error:
-                # The root of the engine's task: a failed step ends its sequences, not the worker.
-                logger.exception("a step of %d sequences failed", len(plan.sequences))
-                self._fail(plan, f"the step failed: {type(error).__name__}")
-                continue
-            self._deliver(plan, result)
+        while turn := self._next_turn():
+            self._tell(turn)
+            if turn.plan is not None:
+                self._step(turn.plan)
 
-    def _next_plan(self) -> StepPlan | None:
+    def _next_turn(self) -> _Turn | None:
+        """Waits until there is something to do; None when the engine stops."""
         with self._work:
             self._step_began_at = None
             while not self._stopping:
-                plan = self._scheduler.schedule()
-                if plan is not None:
-                    self._step_began_at = time.monotonic()
-                    return plan
+                if turn := self._take_turn():
+                    self._step_began_at = None if turn.plan is None else time.monotonic()
+                    return turn
                 self._work.wait(IDLE_WAIT_S)
             return None
+
+    def _take_turn(self) -> _Turn:
+        repair = self._audit() if time.monotonic() - self._audited_at >= AUDIT_INTERVAL_S else None
+        plan = self._scheduler.schedule()
+        handed_back = self._forget_all(self._scheduler.take_handed_back())
+        if plan is None and repair is None:
+            repair = self._audit()
+        return _Turn(plan, handed_back, repair)
+
+    def _audit(self) -> Repair | None:
+        """What was wrong with the ledger; nothing is looked at unless something has changed since the last time."""
+        if self._is_audited:
+            return None
+        self._is_audited, self._audited_at = True, time.monotonic()
+        repair = self._scheduler.audit()
+        self._num_repaired_blocks += repair.num_blocks
+        return repair if repair.num_blocks else None
+
+    def _tell(self, turn: _Turn) -> None:
+        if turn.repair is not None:
+            logger.error("%d blocks were put right: %s", turn.repair.num_blocks, turn.repair.description)
+        for sink in turn.handed_back:
+            sink.on_handed_back()
+        if turn.repair is not None or turn.handed_back:
+            self._on_change()
+
+    def _step(self, plan: StepPlan) -> None:
+        self._announce(plan)
+        try:
+            result = self._runner.run(plan, self._layer_callback(plan))
+        except Exception as error:
+            # The root of the engine's task: a failed step ends its sequences, not the worker.
+            logger.exception("a step of %d sequences failed", len(plan.sequences))
+            self._fail(plan, f"the step failed: {type(error).__name__}")
+            return
+        self._deliver(plan, result)
 
     def _announce(self, plan: StepPlan) -> None:
         with self._work:  # or an abort in between would leave its id among the started ones
@@ -196,25 +249,40 @@ class Engine:
 
     def _deliver(self, plan: StepPlan, result: StepResult) -> None:
         with self._work:
-            outputs = self._scheduler.commit(plan, result)
-            sinks = [self._sinks.get(output.sequence_id) for output in outputs]
-            for output in outputs:
+            outcome = self._scheduler.commit(plan, result)
+            sinks = [self._sinks.get(output.sequence_id) for output in outcome.outputs]
+            for output in outcome.outputs:
                 if output.finish_reason is not None:
                     self._forget(output.sequence_id)
-        for output, sink in zip(outputs, sinks, strict=True):
+            failed = self._forget_all(outcome.failed_ids)
+            self._note_change()
+        for output, sink in zip(outcome.outputs, sinks, strict=True):
             if sink is not None:
                 sink.on_output(output)
+        if outcome.failed_ids:
+            logger.error("a step brought no token for %d of its sequences", len(outcome.failed_ids))
+        for sink in failed:
+            sink.on_failure("the step failed: it brought no token")
         self._on_change()
 
     def _fail(self, plan: StepPlan, message: str) -> None:
         with self._work:
-            failed = [(i, self._sinks.get(i)) for i in self._scheduler.fail(plan)]
-            for sequence_id, _ in failed:
-                self._forget(sequence_id)
-        for _, sink in failed:
-            if sink is not None:
-                sink.on_failure(message)
+            failed = self._forget_all(self._scheduler.fail(plan))
+            self._note_change()
+        for sink in failed:
+            sink.on_failure(message)
         self._on_change()
+
+    def _note_change(self) -> None:
+        self._is_audited = False
+        self._work.notify_all()
+
+    def _forget_all(self, sequence_ids: list[str]) -> list[SequenceSink]:
+        """Their sinks, which are to hear why."""
+        sinks = [self._sinks[i] for i in sequence_ids if i in self._sinks]
+        for sequence_id in sequence_ids:
+            self._forget(sequence_id)
+        return sinks
 
     def _forget(self, sequence_id: str) -> None:
         self._sinks.pop(sequence_id, None)

@@ -4,27 +4,27 @@ from collections.abc import Sequence
 
 
 def share_prefill_tokens(
-    remaining: Sequence[int], *, max_tokens: int, max_sequences: int, max_chunk_tokens: int | None
+    remaining: Sequence[int], *, assured: int, max_tokens: int, max_sequences: int, max_chunk_tokens: int | None
 ) -> list[int]:
-    """Tokens of this step for each sequence, given the tokens each has left, oldest sequence first.
+    """Tokens of this step for each sequence, given the tokens each has left, in the order in which they are served.
 
-    Shortest remaining first, so that a short prompt does not wait for long ones before it; but the oldest is
-    always given half of the tokens (rounded up, or what it has left), so that it ends whatever comes after
-    it, and then the next one is the oldest. At most `max_sequences` get tokens and none more than
-    `max_chunk_tokens`; tokens stay unused only if one of these limits leaves nobody to take them.
+    But the one at index `assured` is always given half of the tokens (rounded up, or what it has left), so that
+    it ends whatever is served before it. At most `max_sequences` get tokens and none more than
+    `max_chunk_tokens`; tokens stay unused only if one of these limits leaves nobody to take them. Of the others,
+    one gets tokens only if all before it do.
     """
     shares = [0] * len(remaining)
     if not remaining or max_tokens < 1 or max_sequences < 1:
         return shares
     caps = [n if max_chunk_tokens is None else min(n, max_chunk_tokens) for n in remaining]
-    shares[0] = min(caps[0], -(-max_tokens // 2))
-    tokens_left = max_tokens - shares[0]
+    shares[assured] = min(caps[assured], -(-max_tokens // 2))
+    tokens_left = max_tokens - shares[assured]
     others_left = max_sequences - 1
-    for i in sorted(range(len(remaining)), key=lambda i: (remaining[i], i)):
-        if i > 0 and others_left == 0:
+    for i, cap in enumerate(caps):
+        if i != assured and others_left == 0:
             continue
-        extra = min(caps[i] - shares[i], tokens_left)
+        extra = min(cap - shares[i], tokens_left)
         shares[i] += extra
         tokens_left -= extra
-        others_left -= i > 0 and extra > 0
+        others_left -= i != assured and extra > 0
     return shares

@@ -2,11 +2,12 @@
 
 from engine.admission import DuplicateSequence, QueueFull, UnknownSequence, check_admissible
 from engine.block_pool import BlockPool, Ledger, OutOfBlocks
+from engine.ledger_audit import Repair, audit
 from engine.scheduler_config import SchedulerConfig
 from engine.sequence import FinishReason, Sequence, SequenceStatus
 from engine.sequence_blocks import SequenceBlocks
 from engine.step_builder import StepBuilder
-from engine.step_plan import SequenceOutput, StepPlan, StepResult
+from engine.step_plan import SequenceOutput, StepOutcome, StepPlan, StepResult
 from engine.waiting_queue import WaitingQueue
 
 
@@ -30,6 +31,9 @@ class Scheduler:
         # Objects, not ids: an id may be in use again when the step of its aborted sequence ends.
         self._in_flight: dict[str, Sequence] = {}
         self._num_arrivals = 0
+        self._num_steps = 0
+        self._lacking: dict[str, Sequence] = {}  # skipped a step for lack of a block
+        self._handed_back: list[str] = []
 
     @property
     def num_sequences(self) -> int:
@@ -38,7 +42,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without blocks: new or preempted."""
+        """Sequences without blocks."""
         return len(self._waiting)
 
     @property
@@ -52,24 +56,20 @@ class Scheduler:
         return len(self._reserved)
 
     @property
-    def num_in_flight_blocks(self) -> int:
-        """Blocks, among those owned, that wait for KV from elsewhere."""
-        return sum(len(s.block_ids) - s.num_cached_tokens // self._pool.block_size for s in self._reserved.values())
-
-    @property
     def num_queued_tokens(self) -> int:
         """Tokens still to be prefilled, whether their sequence waits or is under way."""
         partial = (s for s in self._running.values() if s.num_uncomputed_tokens > 1)
         return sum(s.num_uncomputed_tokens for group in (self._waiting, partial) for s in group)
 
-    @property
-    def has_work(self) -> bool:
-        """Something waits or runs. If `schedule` still returns None, it needs blocks of others than these."""
-        return bool(self._waiting) or bool(self._running)
-
     def ledger(self) -> Ledger:
-        """Where the blocks are now."""
-        return self._pool.ledger()
+        """Where the blocks are now; in flight are those that wait for KV from elsewhere."""
+        size = self._pool.block_size
+        return self._pool.ledger(sum(len(s.block_ids) - s.num_cached_tokens // size for s in self._reserved.values()))
+
+    def audit(self) -> Repair:
+        """Compare the pool's books with what sequences hold, and put right what does not agree."""
+        ended_in_flight = [s for s in self._in_flight.values() if s.status is SequenceStatus.FINISHED]
+        return audit(self._pool, [*self._sequences.values(), *ended_in_flight])
 
     def drop_cache(self) -> int:
         """Forget what can be found in blocks, owned ones included; returns how many could be."""
@@ -95,12 +95,14 @@ class Scheduler:
         self._check_new(seq)
         if seq.hold_after_prefill:
             raise ValueError(f"sequence {seq.sequence_id!r} cannot both hold after prefill and receive KV")
-        if self._waiting.has_due:
+        if self._waiting.claims_blocks:
             raise OutOfBlocks(
-                f"a waiting sequence was passed over {self._config.max_bypasses} times and is next; retry later"
+                f"a waiting sequence was overtaken {self._config.max_bypasses} times and is next; retry later"
             )
+        if any(s.status is SequenceStatus.RUNNING for s in self._lacking.values()):
+            raise OutOfBlocks("a running sequence lacks a KV block and is next; retry later")
         self._blocks.take(seq, watermark_blocks=self._config.watermark_blocks if self._running else 0)
-        self._waiting.count_bypass()
+        self._waiting.count_reservation()
         self._enter(seq, SequenceStatus.RESERVED)
         self._reserved[seq.sequence_id] = seq
         return seq.num_cached_tokens
@@ -128,43 +130,52 @@ class Scheduler:
             self._end(seq)
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None if nothing can be computed until another method has been called."""
+        """The next step, or None if nothing can be computed until another method has been called.
+
+        Sequences may have been handed back for lack of blocks: `take_handed_back` tells which.
+        """
         if self._plan is not None:
             raise RuntimeError("the step before is still in flight; commit it or fail it first")
-        self._plan = StepBuilder(self._config, self._blocks, self._waiting, self._running).build()
+        by_age = (self._num_steps + 1) % self._config.age_turn_steps == 0
+        builder = StepBuilder(
+            self._config, self._blocks, self._waiting, self._running, self._lacking.values(), by_age=by_age
+        )
+        self._plan, self._lacking = builder.build(), builder.lacking
+        for seq in builder.handed_back:
+            del self._sequences[seq.sequence_id]
+            self._handed_back.append(seq.sequence_id)
         if self._plan is not None:
+            self._num_steps += 1
             self._in_flight = {r.sequence_id: self._running[r.sequence_id] for r in self._plan.sequences}
         return self._plan
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
+    def take_handed_back(self) -> list[str]:
+        """Ids of sequences that were ended for lack of blocks since the last call; they can go on elsewhere."""
+        handed_back, self._handed_back = self._handed_back, []
+        return handed_back
+
+    def commit(self, plan: StepPlan, result: StepResult) -> StepOutcome:
         """Take over what the step computed; returns what it brought to sequences that are still live.
 
-        Raises ValueError, having changed nothing, if a token that the plan asked for is missing.
+        A sequence for which a token is missing that the plan asked for ends as if its step had failed.
         """
-        missing = [r.sequence_id for r in plan.sequences if r.sample and r.sequence_id not in result.sampled]
-        if missing:
-            raise ValueError(f"the step brought no token for {missing}")
         in_flight = self._land(plan)
-        outputs = []
+        outputs, failed = [], []
         for row in plan.sequences:
             seq = in_flight[row.sequence_id]
+            if row.sample and row.sequence_id not in result.sampled:
+                failed += self._end_failed(seq)
+                continue
             self._blocks.advance(seq, row.start + len(row.token_ids))
             if seq.status is SequenceStatus.FINISHED:
                 self._blocks.free(seq)
             elif row.sample:
                 outputs.append(self._append_token(seq, result.sampled[row.sequence_id]))
-        return outputs
+        return StepOutcome(outputs, failed)
 
     def fail(self, plan: StepPlan) -> list[str]:
         """The step raised: end all its sequences. Returns the ids of those that were still live."""
-        failed = []
-        for seq in self._land(plan).values():
-            if seq.status is SequenceStatus.FINISHED:
-                self._blocks.free(seq)
-            else:
-                failed.append(seq.sequence_id)
-                self._end(seq)
-        return failed
+        return [sequence_id for seq in self._land(plan).values() for sequence_id in self._end_failed(seq)]
 
     def _land(self, plan: StepPlan) -> dict[str, Sequence]:
         if plan is not self._plan:
@@ -206,6 +217,14 @@ class Scheduler:
             self._end(seq)
         stop_token_id = token_id if reason is FinishReason.STOP else None
         return SequenceOutput(seq.sequence_id, (token_id,), reason, stop_token_id)
+
+    def _end_failed(self, seq: Sequence) -> list[str]:
+        """End a sequence of a step that has landed; returns its id if it was live."""
+        if seq.status is SequenceStatus.FINISHED:
+            self._blocks.free(seq)
+            return []
+        self._end(seq)
+        return [seq.sequence_id]
 
     def _end(self, seq: Sequence) -> None:
         del self._sequences[seq.sequence_id]

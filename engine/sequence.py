@@ -30,6 +30,7 @@ class Sequence:
     `token_ids` is the prompt followed by what was generated; `num_computed_tokens` of them have their KV in
     `block_ids`. There is no prefill or decode phase: computed catches up with `len(token_ids)`.
     `hold_after_prefill` marks the prefill role: after token 0 the sequence keeps its blocks (HELD) until aborted.
+    `priority`: the lower, the more important.
     """
 
     sequence_id: str
@@ -38,13 +39,18 @@ class Sequence:
     sampling: SamplingParams
     cache_salt: str = ""
     hold_after_prefill: bool = False
+    priority: int = 0
     status: SequenceStatus = SequenceStatus.WAITING
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
-    num_preemptions: int = 0
     arrival: int = 0  # counts up in the scheduler: the lower, the older
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The lower, the more important; of equal priorities the older. No two live sequences have the same."""
+        return self.priority, self.arrival
 
     @property
     def num_output_tokens(self) -> int:

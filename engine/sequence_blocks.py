@@ -59,8 +59,7 @@ class SequenceBlocks:
         self.pool.acquire(claim.hit_block_ids)
         seq.block_ids = claim.hit_block_ids + self.pool.allocate(claim.num_new_blocks)
         seq.num_computed_tokens = len(claim.hit_block_ids) * self.pool.block_size
-        if seq.num_preemptions == 0:
-            seq.num_cached_tokens = seq.num_computed_tokens
+        seq.num_cached_tokens = seq.num_computed_tokens
 
     def has_room(self, seq: Sequence) -> bool:
         """The blocks cover all tokens of `seq`."""

@@ -49,3 +49,11 @@ class SequenceOutput:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step brought to the live sequences; `failed_ids` are of those that ended as it brought no token."""
+
+    outputs: list[SequenceOutput]
+    failed_ids: list[str]

@@ -100,12 +100,17 @@ class LandingZones:
         coverage = Coverage(self._layout.num_layers, tokens)
         self._zones[ticket_id] = _Zone(tokens, prompt_hash, coverage)
 
+    def check_epoch(self, epoch: str) -> None:
+        """Raises EpochMismatch for what was meant for another life of this worker."""
+        if epoch != self._epoch:
+            raise EpochMismatch(f"meant for epoch {epoch}, this is {self._epoch}: get a new ticket")
+
     def begin_push(self, ticket_id: str, epoch: str) -> None:
         """A sender starts, the only one this ticket will have.
 
         Raises EpochMismatch, TicketUnknown, TicketClosed.
         """
-        self._check_epoch(epoch)
+        self.check_epoch(epoch)
         self._zone(ticket_id, ZoneState.RESERVED).state = ZoneState.OPEN
 
     def place(self, header: FrameHeader, checksum: int) -> None:
@@ -115,7 +120,7 @@ class LandingZones:
         MalformedFrame (wrong size) or DuplicateFrame.
         """
         try:
-            self._check_epoch(header.epoch)
+            self.check_epoch(header.epoch)
             zone = self._zone(header.ticket_id, ZoneState.OPEN)
             check_sizes(header, self._layout, self._max_frame_bytes)
             number = header.frame_number
@@ -174,10 +179,6 @@ class LandingZones:
         zone = self._zones[ticket_id]
         if zone.state is ZoneState.CLOSED and not zone.in_flight:
             del self._zones[ticket_id]
-
-    def _check_epoch(self, epoch: str) -> None:
-        if epoch != self._epoch:
-            raise EpochMismatch(f"meant for epoch {epoch}, this is {self._epoch}: get a new ticket")
 
     def _zone(self, ticket_id: str, needed: ZoneState) -> _Zone:
         zone = self._zones.get(ticket_id)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kv_transfer.errors import KvTransferError, TransferTimeout
+from kv_transfer.errors import DuplicateFrame, KvTransferError, TransferTimeout
 from kv_transfer.frame import DEFAULT_MAX_FRAME_BYTES, Buffer, Frame, FrameHeader, unpack, verify_checksum
 from kv_transfer.landing import LandingZones, TransferClaim, ZoneState
 from kv_transfer.pool import KvPool
@@ -24,6 +24,7 @@ class LandingSink:
         self._pool = pool
         self._zones = LandingZones(epoch, pool.layout, max_frame_bytes=max_frame_bytes)
         self._targets: dict[str, _Target] = {}
+        self._landings: dict[tuple[str, int], asyncio.Future[KvTransferError | None]] = {}
 
     @property
     def stale_writes(self) -> int:
@@ -49,21 +50,32 @@ class LandingSink:
         self._zones.open(ticket_id, tokens, prompt_hash)
         self._targets[ticket_id] = _Target(tuple(block_ids))
 
+    def check_epoch(self, epoch: str) -> None:
+        """Raises EpochMismatch for what was meant for another life of this worker."""
+        self._zones.check_epoch(epoch)
+
     def begin_push(self, ticket_id: str, epoch: str) -> None:
         """Lets a sender start. See LandingZones.begin_push for what it raises."""
         self._zones.begin_push(ticket_id, epoch)
 
     async def write(self, frame: Buffer) -> None:
-        """See Sink.write. If the caller is cancelled meanwhile, the write still counts as in flight."""
+        """See Sink.write. If the caller is cancelled meanwhile, the write still counts as in flight.
+
+        A second copy of a frame is refused when the first is in place, and not before: its sender may take the
+        refusal for the acknowledgement that it has missed.
+        """
         received = unpack(frame)
         header = received.header
-        self._zones.place(header, received.checksum)
+        try:
+            self._zones.place(header, received.checksum)
+        except DuplicateFrame:
+            first = self._landings.get((header.ticket_id, header.frame_number))
+            if first is not None:
+                await asyncio.wait({first})
+            raise
         block_ids = self._targets[header.ticket_id].block_ids
-        landing: asyncio.Future[KvTransferError | None]
         if self._pool.copies_wait:
-            landing = asyncio.get_running_loop().run_in_executor(None, self._land, received, block_ids)
-            landing.add_done_callback(lambda done: self._settle(header, _outcome(done)))
-            error = await asyncio.shield(landing)
+            error = await asyncio.shield(self._start_landing(received, block_ids))
         else:
             error = self._land(received, block_ids)
             self._settle(header, error)
@@ -74,16 +86,22 @@ class LandingSink:
         """Verifies the transfer. See LandingZones.commit for what it raises."""
         self._zones.commit(ticket_id, claim)
 
+    def close_now(self, ticket_id: str) -> bool:
+        """Refuses later writes at once. True: none is in flight, so that the blocks may have another use."""
+        is_drained = self._zones.close(ticket_id)
+        if is_drained:
+            self._targets.pop(ticket_id, None)
+        return is_drained
+
     async def close(self, ticket_id: str, timeout_s: float) -> None:
         """Refuses later writes at once, then waits until none is in flight. May be called again, or late.
 
         After it has returned, and only then, the blocks may have another use. Raises TransferTimeout:
         they may not.
         """
-        target = self._targets.get(ticket_id)
-        if self._zones.close(ticket_id) or target is None:
-            self._targets.pop(ticket_id, None)
+        if self.close_now(ticket_id):
             return
+        target = self._targets[ticket_id]
         if target.drained is None:
             target.drained = asyncio.get_running_loop().create_future()
         await asyncio.wait({target.drained}, timeout=timeout_s)
@@ -91,6 +109,18 @@ class LandingSink:
             raise TransferTimeout(
                 f"writes for ticket {ticket_id} are in flight after {timeout_s} s: keep the blocks, close again"
             )
+
+    def _start_landing(self, frame: Frame, block_ids: Sequence[int]) -> asyncio.Future[KvTransferError | None]:
+        header = frame.header
+        landing = asyncio.get_running_loop().run_in_executor(None, self._land, frame, block_ids)
+        self._landings[header.ticket_id, header.frame_number] = landing
+
+        def settle(done: asyncio.Future[KvTransferError | None]) -> None:
+            del self._landings[header.ticket_id, header.frame_number]
+            self._settle(header, _outcome(done))
+
+        landing.add_done_callback(settle)
+        return landing
 
     def _land(self, frame: Frame, block_ids: Sequence[int]) -> KvTransferError | None:
         """Verifies, then writes; touches no state but the pool, so that it may run in a thread."""

@@ -1,15 +1,18 @@
 """The sending side of one transfer: KV leaves as soon as it is computed, while the rest is being computed."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kv_transfer.errors import KvTransferError, TransferAborted, TransferTimeout
+from kv_transfer.errors import DuplicateFrame, KvTransferError, TransferAborted, TransferTimeout
 from kv_transfer.frame import FrameHeader, digest, seal
 from kv_transfer.pool import KvPool
 from kv_transfer.transfer_plan import DEFAULT_GROUP_BYTES, Coverage, KvSlice, SliceGrouper
 from kv_transfer.transport import Link
+
+STOP_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,8 @@ class TransferSummary:
 class PushSender:
     """Pushes KV of one sequence over a link. To be made on the event loop, and ended by `finish` or `abort`.
 
-    The blocks must stay as they are until `finish` has returned a summary or `abort` has returned. `failed`
-    is done with the error as soon as the transfer cannot succeed any more, so that the prefill can stop.
+    The blocks must stay as they are until `finish` has returned a summary, `stop` True, or `abort` has returned.
+    `failed` is done with the error as soon as the transfer cannot succeed any more, so that the prefill can stop.
     """
 
     def __init__(self, link: Link, pool: KvPool, target: PushTarget, limits: PushLimits) -> None:
@@ -93,11 +96,11 @@ class PushSender:
         """
         self._loop.call_soon_threadsafe(self._on_ready, layers, tokens, tuple(block_ids))
 
-    async def finish(self, timeout_s: float) -> TransferSummary:
-        """Waits until all KV of the target's tokens is in place at the peer.
+    async def finish(self, timeout_s: float | None = None) -> TransferSummary:
+        """Waits until all KV of the target's tokens is in place at the peer, or without limit for its computation.
 
         Raises the transfer's first failure, or TransferTimeout if KV is still not reported or not
-        acknowledged; `abort` must follow before the blocks may be reused.
+        acknowledged; `stop` or `abort` must follow before the blocks may be reused.
         """
         ends: set[asyncio.Future[Any]] = {self.failed, self._complete}
         await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -110,17 +113,25 @@ class PushSender:
             )
         if self.failed.done():
             raise self.failed.result()
-        await self._stop_pumps(timeout_s)
+        await self._stop_pumps(STOP_TIMEOUT_S)
         return TransferSummary(
             len(self._checksums), self._kv_bytes, digest(self._checksums), self._first_send_at, self._last_ack_at
         )
 
-    async def abort(self, timeout_s: float = 5.0) -> None:
-        """Stops, and returns when nothing reads the blocks any more. May be called at any time, repeatedly.
+    def stop(self) -> bool:
+        """Begins no read any more, at once. True: nothing reads the blocks, so that they may be reused.
+
+        May be called at any time, repeatedly. After False, `abort` waits.
+        """
+        self._fail(TransferAborted(f"the transfer of ticket {self._target.ticket_id} was aborted"))
+        return not self._reads
+
+    async def abort(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stops, and returns when nothing reads the blocks and nothing is being sent. As often as one likes.
 
         Raises TransferTimeout if a read goes on: the blocks may not be reused.
         """
-        self._fail(TransferAborted(f"the transfer of ticket {self._target.ticket_id} was aborted"))
+        self.stop()
         await self._stop_pumps(timeout_s)
         if self._reads:
             await asyncio.wait(self._reads, timeout=timeout_s)
@@ -163,7 +174,10 @@ class PushSender:
             sealed, self._checksums[number] = seal(header, payload)
             if number == 0:
                 self._first_send_at = self._loop.time()
-            await self._link.send(sealed, payload, self._send_timeout_s)
+            # Refused as delivered before, it is there: the first answer was lost. Should it be part of another frame
+            # that is there, the commit does not verify.
+            with contextlib.suppress(DuplicateFrame):
+                await self._link.send(sealed, payload, self._send_timeout_s)
             self._on_ack(part, len(payload))
 
     def _on_ack(self, part: KvSlice, kv_bytes: int) -> None:
@@ -174,6 +188,8 @@ class PushSender:
             self._complete.set_result(None)
 
     async def _read(self, part: KvSlice) -> memoryview:
+        if self.failed.done():
+            raise self.failed.result()  # stopped: by now the blocks may be somebody else's
         if not self._pool.copies_wait:
             return self._pool.read(self._block_ids, part.layers, part.tokens)
         read = self._loop.run_in_executor(None, self._pool.read, self._block_ids, part.layers, part.tokens)

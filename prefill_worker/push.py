@@ -1,78 +1,106 @@
 """One push of KV from this worker into a decode worker: open, send while the prefill runs, commit."""
 
 import asyncio
-from dataclasses import dataclass
+import contextlib
+from typing import TypeAlias
 
 import grpc
 
 from baton.errors import BatonError, FailedPrecondition, Unavailable, from_peer_error
 from baton.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc, worker_pb2
-from kv_transfer.errors import KvTransferError
+from kv_transfer.errors import KvTransferError, TransferTimeout
 from kv_transfer.fingerprint import mismatch
 from kv_transfer.frame import prompt_hash
 from kv_transfer.grpc_transport import GrpcTransport
 from kv_transfer.sender import PushLimits, PushSender, PushTarget, TransferSummary
 from prefill_worker.peers import Peers
 from worker.conversion import fingerprint_from, fingerprint_message, transfer_error
+from worker.fault_points import NO_FAULTS, FaultPoints
 from worker.host import WorkerHost
 
 OPEN_TIMEOUT_S = 5.0
-FINISH_TIMEOUT_S = 30.0  # from the end of prefill; everything before it was already on its way
+DELIVERY_TIMEOUT_S = 30.0  # from the end of prefill; most was already on its way
+COMMIT_TIMEOUT_S = 30.0
 
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """A committed push. Times of the event loop's clock, in seconds."""
-
-    summary: TransferSummary
-    committed_at: float
+_Response = kv_transfer_pb2.PushResponse
+_Call: TypeAlias = "grpc.aio.StreamStreamCall[kv_transfer_pb2.PushRequest, _Response]"
 
 
 class Push:
-    """To be opened with `open_push`, and ended with `commit` or `abort`."""
+    """To be opened with `open_push`; unless it was committed, to be ended with `stop`.
 
-    def __init__(
-        self, sender: PushSender, call: "grpc.aio.StreamStreamCall[kv_transfer_pb2.PushRequest, _Response]"
-    ) -> None:
+    `answer` is the decode worker's: done when it has committed, failed with what has ended the push before.
+    """
+
+    def __init__(self, sender: PushSender, call: _Call) -> None:
         self.sender = sender
         self._call = call
+        self._delivery_limit: asyncio.Timeout | None = None
+        self.answer: asyncio.Task[None] = asyncio.create_task(self._committed(), name="answer to a push")
+        self.answer.add_done_callback(_mark_seen)
 
-    async def commit(self, token_ids: list[int], first_token_id: int) -> Pushed:
-        """Waits until all KV has arrived, then commits. Raises what the transfer or the decode worker refused."""
+    async def delivered(self) -> TransferSummary:
+        """Waits until all KV is in place at the decode worker; nothing reads the blocks then. Raises what failed.
+
+        From `limit_delivery` on the wait has a limit, before it has none.
+        """
         try:
-            async with asyncio.timeout(FINISH_TIMEOUT_S):
-                summary = await self.sender.finish(FINISH_TIMEOUT_S)
-                commit = kv_transfer_pb2.PushCommit(
-                    num_frames=summary.num_frames,
-                    kv_bytes=summary.kv_bytes,
-                    digest=summary.digest,
-                    prompt_hash=prompt_hash(token_ids),
-                    first_token_id=first_token_id,
-                )
-                await self._call.write(kv_transfer_pb2.PushRequest(commit=commit))
-                await _read(self._call, "committed")
+            async with asyncio.timeout(None) as self._delivery_limit:
+                return await self.sender.finish()
         except KvTransferError as error:
             raise transfer_error(error) from error
+        except TimeoutError as error:
+            raise Unavailable(f"the decode worker did not take all KV within {DELIVERY_TIMEOUT_S} s") from error
+        finally:
+            self._delivery_limit = None
+
+    def limit_delivery(self) -> None:
+        """All KV is computed: it must arrive soon."""
+        if self._delivery_limit is not None:
+            self._delivery_limit.reschedule(asyncio.get_running_loop().time() + DELIVERY_TIMEOUT_S)
+
+    async def commit(self, summary: TransferSummary, token_ids: list[int], first_token_id: int) -> None:
+        """Asks the decode worker to commit what it has, and waits for its answer. Raises what it refuses."""
+        commit = kv_transfer_pb2.PushCommit(
+            num_frames=summary.num_frames,
+            kv_bytes=summary.kv_bytes,
+            digest=summary.digest,
+            prompt_hash=prompt_hash(token_ids),
+            first_token_id=first_token_id,
+        )
+        try:
+            async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                # If the decode worker has ended the push, the answer tells why.
+                with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                    await self._call.write(kv_transfer_pb2.PushRequest(commit=commit))
+                await asyncio.shield(self.answer)
+        except TimeoutError as error:
+            raise Unavailable(f"the decode worker did not commit within {COMMIT_TIMEOUT_S} s") from error
+
+    def stop(self) -> bool:
+        """Ends the push at once. True: nothing reads the blocks any more. Or else `stopped` waits for that."""
+        self.answer.cancel()
+        self._call.cancel()
+        return self.sender.stop()
+
+    async def stopped(self) -> bool:
+        """Waits until nothing reads the blocks and nothing is being sent. False: after some seconds, it still is."""
+        try:
+            await self.sender.abort()
+        except TransferTimeout:
+            return False
+        return True
+
+    async def _committed(self) -> None:
+        try:
+            await _read(self._call, "committed")
         except grpc.aio.AioRpcError as error:
             raise from_peer_error(error) from error
-        except asyncio.InvalidStateError as error:  # what grpc.aio says to a write after the peer ended the call
-            raise Unavailable(f"the push has ended: {await self._call.code()} {await self._call.details()}") from error
-        except TimeoutError as error:
-            raise Unavailable(f"the decode worker did not commit within {FINISH_TIMEOUT_S} s") from error
-        committed_at = asyncio.get_running_loop().time()
-        await self._call.done_writing()
-        return Pushed(summary, committed_at)
-
-    async def abort(self) -> None:
-        """Ends the push; returns when nothing reads the blocks any more. Harmless after a commit."""
-        self._call.cancel()
-        await self.sender.abort()
 
 
-_Response = kv_transfer_pb2.PushResponse
-
-
-async def open_push(host: WorkerHost, peers: Peers, ticket: worker_pb2.Ticket) -> Push:
+async def open_push(
+    host: WorkerHost, peers: Peers, ticket: worker_pb2.Ticket, request_id: str = "", faults: FaultPoints = NO_FAULTS
+) -> Push:
     """Opens the ticket's landing zone. Raises a typed error if the pair does not fit or the peer refuses."""
     difference = mismatch(host.fingerprint, fingerprint_from(ticket.fingerprint))
     if difference is not None:
@@ -97,10 +125,14 @@ async def open_push(host: WorkerHost, peers: Peers, ticket: worker_pb2.Ticket) -
     except (grpc.aio.AioRpcError, TimeoutError, BatonError) as error:
         call.cancel()
         raise _opening_error(error, ticket.worker) from error
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
     target = PushTarget(ticket.id, ticket.epoch, range(ticket.num_cached_tokens, ticket.num_prompt_tokens))
     limits = PushLimits(credit_bytes=opened.credit_bytes)
+    link = faults.link(peers.link(endpoint.address), request_id, ticket.worker)
     try:
-        return Push(PushSender(peers.link(endpoint.address), host.kv_pool, target, limits), call)
+        return Push(PushSender(link, host.kv_pool, target, limits), call)
     except ValueError as error:
         call.cancel()
         refused = FailedPrecondition(f"the credit is too small: {error}")
@@ -115,9 +147,7 @@ def _opening_error(error: Exception, worker: str) -> BatonError:
     return error.at(stage="transfer", worker=worker)
 
 
-async def _read(
-    call: "grpc.aio.StreamStreamCall[kv_transfer_pb2.PushRequest, _Response]", event: str
-) -> kv_transfer_pb2.PushResponse:
+async def _read(call: _Call, event: str) -> _Response:
     """The next message, which must be of this kind; the status as an AioRpcError if the call has ended."""
     response = await call.read()
     if response is grpc.aio.EOF:
@@ -126,3 +156,9 @@ async def _read(
     if response.WhichOneof("event") != event:
         raise Unavailable(f"expected {event} of the decode worker, got {response.WhichOneof('event')}")
     return response
+
+
+def _mark_seen(answer: asyncio.Task[None]) -> None:
+    """Or asyncio complains if nobody asks for it any more."""
+    if not answer.cancelled():
+        answer.exception()

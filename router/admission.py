@@ -1,92 +1,258 @@
-"""The router's queue: requests wait here, in order, until workers have room for them."""
+"""The router's queue: requests wait here until workers have room for them."""
 
 import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from baton.errors import BatonError, FailedPrecondition, ResourceExhausted, Unavailable
 from kv_transfer.fingerprint import mismatch
-from router.membership import Membership
-from router.policy import Decision, Refusal, choose
+from router.forecast import Forecast
+from router.membership import Assignment, Member, Membership
+from router.policy import Claim, Decision, Refusal, choose
+from router.waiting_line import Waiter, WaitingLine
 from router.worker_view import WorkerView
 
-RETRY_AFTER_S = 1.0
 # A worker that restarts is back within seconds. Those who wait together share this patience: none waits for
 # those before it to lose theirs.
 NO_WORKERS_PATIENCE_S = 1.0
+# Forecasts are means: this much more time is asked for, so that most of those who get a place make it.
+FORECAST_MARGIN = 1.25
+MIN_RETRY_AFTER_S, DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.1, 1.0, 60.0
+_ANY_REQUEST = Claim(num_prompt_tokens=1, max_tokens=2, num_room_tokens=2)
+
+
+class Placement:
+    """A place on workers, counted there until it is released."""
+
+    def __init__(self, membership: Membership, claim: Claim, decision: Decision) -> None:
+        self._membership = membership
+        self.decision = decision
+        self.prefill = membership.member(decision.prefill) if decision.prefill else None
+        self.decode = membership.member(decision.decode) if decision.decode else None
+        self.prefilling = Assignment(claim.num_prompt_tokens, 0)
+        self._taken: list[tuple[Member, Assignment]] = []
+        if self.prefill is not None:
+            self._take(self.prefill, self.prefilling)
+        if self.decode is not None:
+            assignment = self.prefilling if self.prefill is None else Assignment(0, 0)
+            assignment.blocks = self.decode.view().blocks_for(claim.num_prompt_tokens + 1)
+            self._take(self.decode, assignment)
+
+    def _take(self, member: Member, assignment: Assignment) -> None:
+        self._membership.take(member, assignment)
+        self._taken.append((member, assignment))
+
+    async def release(self) -> None:
+        """Gives it back. May be called again."""
+        taken, self._taken = self._taken, []
+        for member, assignment in taken:
+            await self._membership.give_back(member, assignment)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.release()
 
 
 class AdmissionQueue:
-    """First come, first served. At most `max_waiting` wait; later ones are refused at once."""
+    """At most `max_waiting` new requests wait; later ones are refused at once. `WaitingLine` has the order.
 
-    def __init__(self, membership: Membership, max_waiting: int) -> None:
+    All methods belong to the event loop. `close` at the end.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        max_waiting: int,
+        forecast: Forecast,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._membership = membership
         self._max_waiting = max_waiting
-        self._num_waiting = 0
-        self._lacking_since: float | None = None  # since when those who wait have seen no workers
-        self._turn = asyncio.Lock()  # asyncio's lock is fair: those who wait get it in their order
+        self._forecast = forecast
+        self._clock = clock
+        self._line = WaitingLine()
+        self._results: dict[Waiter, asyncio.Future[Placement]] = {}
+        self._lacking_since_s: float | None = None  # since when there have been no workers for anybody
+        self._lack: Refusal | None = None  # what they wait for then
+        self._granting: asyncio.Task[None] | None = None  # runs while somebody waits
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for room."""
-        return self._num_waiting
+        return len(self._line)
 
-    async def admit(self, num_prompt_tokens: int, max_tokens: int) -> Decision:
-        """Waits for room; the caller has the deadline.
-
-        Raises ResourceExhausted when the queue is full, Unavailable without workers for a second,
-        FailedPrecondition if no prefill worker fits any decode worker.
-        """
-        if self._num_waiting >= self._max_waiting:
+    def check_room(self) -> None:
+        """Raises ResourceExhausted if a new request could not wait here."""
+        if len(self._line) >= self._max_waiting:
             raise ResourceExhausted(
-                f"{self._num_waiting} requests wait already, the limit is {self._max_waiting}; try again later",
+                f"{len(self._line)} requests wait already, the limit is {self._max_waiting}; try again later",
                 reason="QUEUE_FULL",
-                retry_after_s=RETRY_AFTER_S,
+                retry_after_s=self._retry_after_s(),
             )
-        return await self._wait_for_room(num_prompt_tokens, max_tokens)
 
-    async def readmit(self, num_prompt_tokens: int, max_tokens: int) -> Decision:
-        """As `admit`, for a request that a worker has just refused though it looked as if it would fit: waits
-        for news first, and is not refused for a full queue, since it was in the queue before.
+    async def admit(self, claim: Claim, *, priority: int, deadline_at: float) -> Placement:
+        """Waits for a place; the caller has the deadline, which is `deadline_at` of the clock.
+
+        Raises ResourceExhausted when the queue is full or the answer would come after the deadline, Unavailable
+        without workers for a second, FailedPrecondition if no prefill worker fits any decode worker.
         """
-        await self._membership.wait_for_change()
-        return await self._wait_for_room(num_prompt_tokens, max_tokens)
+        self.check_room()
+        now_s = self._clock()
+        waiter = Waiter(claim, priority, now_s, NO_WORKERS_PATIENCE_S, deadline_at)
+        if (refusal := self._hopeless(waiter, self._line.num_before(priority))) is not None:
+            raise refusal
+        return await self._wait(waiter)
 
-    async def _wait_for_room(self, num_prompt_tokens: int, max_tokens: int) -> Decision:
-        self._num_waiting += 1
-        try:
-            async with self._turn:
-                while not isinstance(
-                    choice := choose(num_prompt_tokens, max_tokens, self._membership.views()), Decision
-                ):
-                    await self._wait_for_news(choice)
-                self._lacking_since = None
-                return choice
-        finally:
-            self._num_waiting -= 1
-            if self._num_waiting == 0:
-                self._lacking_since = None
+    async def readmit(self, claim: Claim, *, priority: int, patience_s: float, after_news: bool) -> Placement:
+        """As `admit`, for a request that has lost its place: it stands before new ones, and is not refused for a full
+        queue or a late end. `after_news`: waits until the picture of the workers changes first.
 
-    async def _wait_for_news(self, refusal: Refusal) -> None:
-        if refusal is Refusal.NO_ROOM:
-            self._lacking_since = None
+        Raises Unavailable after `patience_s` seconds without workers.
+        """
+        if after_news:
             await self._membership.wait_for_change()
-            return
-        if self._lacking_since is None:
-            self._lacking_since = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout_at(self._lacking_since + NO_WORKERS_PATIENCE_S):
-                await self._membership.wait_for_change()
-        except TimeoutError:
-            raise self._error(refusal) from None
+        now_s = self._clock()
+        return await self._wait(Waiter(claim, priority, now_s, patience_s, deadline_at_s=None))
 
-    def _error(self, refusal: Refusal) -> BatonError:
+    async def close(self) -> None:
+        """Ends granting; to be called when nobody waits any more."""
+        if self._granting is not None:
+            self._granting.cancel()
+            await asyncio.wait({self._granting})
+
+    async def _wait(self, waiter: Waiter) -> Placement:
+        result: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
+        self._results[waiter] = result
+        self._line.add(waiter)
+        try:
+            self._grant(arrived=waiter)
+            if self._line and (self._granting is None or self._granting.done()):
+                self._granting = asyncio.create_task(self._keep_granting(), name="grant places")
+            return await result
+        except asyncio.CancelledError:
+            if result.done() and not result.cancelled() and result.exception() is None:
+                await result.result().release()
+            raise
+        finally:
+            self._line.remove(waiter)
+            del self._results[waiter]
+
+    async def _keep_granting(self) -> None:
+        try:
+            while self._line:
+                # No more than the shortest patience: those who lose theirs must hear of it in time.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._until_patience_ends_s()):
+                        await self._membership.wait_for_change()
+                self._grant()
+        except Exception as error:
+            # The root of this task: whoever waits must not wait for ever.
+            for waiter in self._line:
+                self._settle(waiter, error)
+            raise
+
+    def _grant(self, arrived: Waiter | None = None) -> None:
+        """Gives places to as many as have room now, refuses those that wait for nothing."""
+        self._note_lack()
+        granted = True
+        while granted:
+            granted = False
+            for waiter in self._line.candidates():
+                if self._results[waiter].done():  # cancelled, and about to leave
+                    continue
+                choice = choose(waiter.claim, self._membership.views(), self._membership.blocked_pairs())
+                if isinstance(choice, Decision):
+                    granted = True
+                    self._grant_one(waiter, choice, had_waited=waiter is not arrived)
+                    break
+                if waiter.is_due:
+                    break
+        self._refuse_the_impatient()
+
+    def _grant_one(self, waiter: Waiter, decision: Decision, *, had_waited: bool) -> None:
+        if had_waited and (refusal := self._hopeless(waiter, 0)) is not None:
+            self._line.remove(waiter)
+            self._settle(waiter, refusal)
+            return
+        self._line.grant(waiter)
+        self._forecast.note_grant(self._clock(), had_waited=had_waited)
+        self._settle(waiter, Placement(self._membership, waiter.claim, decision))
+
+    def _settle(self, waiter: Waiter, result: Placement | Exception) -> None:
+        self._line.remove(waiter)
+        future = self._results[waiter]
+        if future.done():
+            return
+        if isinstance(result, Placement):
+            future.set_result(result)
+        else:
+            future.set_exception(result)
+
+    def _hopeless(self, waiter: Waiter, num_ahead: int) -> ResourceExhausted | None:
+        """The refusal of one whose answer would come too late. An idle cluster is always worth a try."""
+        if waiter.deadline_at_s is None or not any(view.sent_sequences for view in self._membership.views()):
+            return None
+        now_s = self._clock()
+        needed_s = FORECAST_MARGIN * self._forecast.seconds_to_end(now_s, waiter.claim.max_tokens, num_ahead)
+        left_s = waiter.deadline_at_s - now_s
+        if needed_s <= left_s:
+            return None
+        return ResourceExhausted(
+            f"the answer would take about {needed_s:.1f} s with {len(self._line)} requests waiting, and the deadline "
+            f"is in {left_s:.1f} s; try again later or allow more time",
+            reason="DEADLINE_UNREACHABLE",
+            retry_after_s=self._retry_after_s(),
+        )
+
+    def _retry_after_s(self) -> float:
+        wait_s = self._forecast.wait_s(self._clock(), len(self._line)) or DEFAULT_RETRY_AFTER_S
+        return min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+
+    def _note_lack(self) -> None:
+        choice = choose(_ANY_REQUEST, self._membership.views(), self._membership.blocked_pairs())
+        self._lack = None if isinstance(choice, Decision) or choice is Refusal.NO_ROOM else choice
+        if self._lack is None or not self._line:
+            self._lacking_since_s = None
+        elif self._lacking_since_s is None:
+            self._lacking_since_s = self._clock()
+
+    def _patience_ends_at_s(self, waiter: Waiter) -> float:
+        assert self._lacking_since_s is not None
+        since_s = self._lacking_since_s if waiter.is_new else max(waiter.since_s, self._lacking_since_s)
+        return since_s + waiter.patience_s
+
+    def _until_patience_ends_s(self) -> float | None:
+        if self._lacking_since_s is None:
+            return None
+        first_s = min((self._patience_ends_at_s(w) for w in self._line), default=self._clock())
+        return max(first_s - self._clock(), 0.0)
+
+    def _refuse_the_impatient(self) -> None:
+        if self._lack is None or self._lacking_since_s is None:
+            return
+        now_s = self._clock()
+        for waiter in self._line:
+            if now_s >= self._patience_ends_at_s(waiter):
+                self._settle(waiter, self._lack_error(self._lack))
+
+    def _lack_error(self, lack: Refusal) -> BatonError:
         ready = [view for view in self._membership.views() if view.is_ready]
-        if refusal is Refusal.MISMATCH:
+        if lack is Refusal.MISMATCH:
             return FailedPrecondition(
-                f"{refusal.value}: {_difference(ready)}; start them with the same model and dtype",
+                f"{lack.value}: {_difference(ready)}; start them with the same model and dtype",
                 reason="FINGERPRINT_MISMATCH",
             )
         names = ", ".join(sorted(view.name for view in ready)) or "none"
-        return Unavailable(f"{refusal.value}; ready workers: {names}", retry_after_s=RETRY_AFTER_S)
+        return Unavailable(
+            f"{lack.value}; ready workers: {names}", reason="NO_WORKERS", retry_after_s=DEFAULT_RETRY_AFTER_S
+        )
 
 
 def _difference(views: list[WorkerView]) -> str:

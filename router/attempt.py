@@ -1,37 +1,43 @@
 """One try of a request with one choice of workers: reserve, prefill, first token, decode, end."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Protocol
 
-from baton.errors import BatonError
 from baton.v1 import request_pb2, worker_pb2
+from router.first_cause import Reads
 from router.membership import Member
 from router.outcome import Outcome
 from router.validation import PromptRequest
 from router.worker_calls import WorkerCall, WorkerCalls
 
-# A failed handoff shows on both workers' streams; so long the other one may take to tell the cause.
-FIRST_CAUSE_PATIENCE_S = 0.5
-# What one worker says when the other one has given up.
-CONSEQUENCES = frozenset({"PUSH_ENDED", "TICKET_UNKNOWN", "TICKET_CLOSED", "LINK_LOST"})
+# The answer is whole without the prefill worker's account of the transfer; so long it is waited for.
+ACCOUNT_PATIENCE_S = 0.5
 
 Tokens = AsyncGenerator[list[int], None]
-_Read = asyncio.Task[tuple[str, Any]]
+
+
+class Progress(Protocol):
+    """Hears how far a try has come."""
+
+    def on_prefilled(self) -> None:
+        """The prompt is computed and its first token here."""
+        ...
+
+    def on_tokens(self, num_tokens: int) -> None:
+        """The decode worker has brought tokens."""
+        ...
 
 
 class Attempt:
     """Yields new token ids and fills in the outcome. The calls it opens are ended by who owns `calls`."""
 
-    def __init__(
-        self, prompt: PromptRequest, outcome: Outcome, calls: WorkerCalls, on_prefilled: Callable[[], None]
-    ) -> None:
-        """`on_prefilled` is called when the prompt is computed."""
+    def __init__(self, prompt: PromptRequest, outcome: Outcome, calls: WorkerCalls, progress: Progress) -> None:
+        """`prompt` is the request's, or for a later try that with the tokens it has brought so far."""
         self._prompt = prompt
         self._outcome = outcome
         self._calls = calls
-        self._on_prefilled = on_prefilled
+        self._progress = progress
 
     def run(self, prefill: Member | None, decode: Member | None, local_prefill_max_tokens: int) -> Tokens:
         """With both, or with one of them alone."""
@@ -82,35 +88,33 @@ class Attempt:
                 if is_first:
                     is_first = False
                     local = message.local_prefill
-                    self._on_prefilled()
-                    self._outcome.decode_cached_tokens = local.num_cached_tokens
-                    self._outcome.note_first_token(local.queue_s, local.prefill_s)
-                yield list(message.token_ids)
+                    self._progress.on_prefilled()
+                    self._outcome.note_prefilled(local.queue_s, local.prefill_s, local.num_cached_tokens, is_local=True)
+                yield self._noted(message)
 
     async def _delivered(self, prefill_call: WorkerCall, decode_call: WorkerCall) -> Tokens:
         """Token 0 of the prefill worker, then those of the decode worker, once it has the KV."""
-        prefilled = asyncio.create_task(prefill_call.read("first_token"), name="first token")
-        pushed = asyncio.create_task(_read_after(prefilled, prefill_call, "pushed"), name="pushed")
-        committed = asyncio.create_task(decode_call.read("committed"), name="committed")
-        reads = {prefilled, pushed, committed}
-        try:
-            first = await _result(prefilled, reads)
-            self._note_first_token(first)
-            yield [first.token_id]
-            if first.token_id in self._prompt.sampling.stop_token_ids:
-                self._finish_with(first.token_id)
-                return
-            await _result(committed, reads)
-            self._outcome.note_committed()
-            async with aclosing(self._messages(decode_call)) as messages:
-                async for message in messages:
-                    yield list(message.token_ids)
-            # The prefill worker's account of the transfer is welcome, but the answer is whole without it.
-            await asyncio.wait({pushed}, timeout=FIRST_CAUSE_PATIENCE_S)
-            if pushed.done() and _failure(pushed) is None:
-                self._outcome.note_pushed(pushed.result()[1])
-        finally:
-            await _end(reads)
+        async with Reads() as reads:
+            prefilled = reads.start(prefill_call.read("first_token"))
+            pushed = reads.start_after(prefilled, lambda: prefill_call.read("pushed"))
+            committed = reads.start(decode_call.read("committed"))
+            try:
+                first = await reads.result(prefilled)
+                self._note_first_token(first)
+                yield [first.token_id]
+                if first.token_id in self._prompt.sampling.stop_token_ids:
+                    self._finish_with(first.token_id)
+                    return
+                await reads.result(committed)
+                self._outcome.note_committed()
+                async with aclosing(self._messages(decode_call)) as messages:
+                    async for message in messages:
+                        yield self._noted(message)
+                await reads.wait(pushed, ACCOUNT_PATIENCE_S)
+            finally:
+                account = reads.brought(pushed)
+                if account is not None:
+                    self._outcome.note_pushed(account)
 
     async def _messages(self, call: WorkerCall) -> AsyncGenerator[worker_pb2.DecodeTokens, None]:
         """The decode worker's token messages; its end goes into the outcome."""
@@ -121,13 +125,17 @@ class Attempt:
                     message.reason, message.stop_token_id if message.HasField("stop_token_id") else None
                 )
                 return
-            self._outcome.note_tokens(len(message.token_ids))
             yield message
 
+    def _noted(self, message: worker_pb2.DecodeTokens) -> list[int]:
+        num_tokens = len(message.token_ids)
+        self._outcome.note_tokens(num_tokens)
+        self._progress.on_tokens(num_tokens)
+        return list(message.token_ids)
+
     def _note_first_token(self, first: worker_pb2.PrefillFirstToken) -> None:
-        self._on_prefilled()
-        self._outcome.prefill_cached_tokens = first.num_cached_tokens
-        self._outcome.note_first_token(first.queue_s, first.prefill_s)
+        self._progress.on_prefilled()
+        self._outcome.note_prefilled(first.queue_s, first.prefill_s, first.num_cached_tokens, is_local=False)
         self._outcome.num_tokens += 1
 
     def _take_path(self, path: request_pb2.Path, prefill: Member, decode: Member) -> None:
@@ -140,48 +148,3 @@ class Attempt:
             self._outcome.finish(request_pb2.FINISH_REASON_STOP, token_id)
         else:
             self._outcome.finish(request_pb2.FINISH_REASON_LENGTH, None)
-
-
-async def _read_after(read: _Read, call: WorkerCall, event: str) -> tuple[str, Any]:
-    """The message that follows the one of `read`, or its failure."""
-    await asyncio.wait({read})
-    read.result()
-    found: tuple[str, Any] = await call.read(event)
-    return found
-
-
-async def _result(read: _Read, reads: set[_Read]) -> Any:
-    """The message that `read` brings. Raises the first cause as soon as any of `reads` has failed."""
-    while not read.done() and not _failures(reads):
-        await asyncio.wait({task for task in reads if not task.done()}, return_when=asyncio.FIRST_COMPLETED)
-    if read.done() and _failure(read) is None:
-        _, message = read.result()
-        return message
-    raise await _first_cause(reads)
-
-
-async def _first_cause(reads: set[_Read]) -> BaseException:
-    """The failure that the others follow from, if it shows in time."""
-    if all(_is_consequence(failure) for failure in _failures(reads)):
-        await asyncio.wait(reads, timeout=FIRST_CAUSE_PATIENCE_S)
-    failures = _failures(reads)
-    return next((failure for failure in failures if not _is_consequence(failure)), failures[0])
-
-
-def _is_consequence(failure: BaseException) -> bool:
-    return isinstance(failure, BatonError) and failure.reason in CONSEQUENCES
-
-
-def _failures(reads: set[_Read]) -> list[BaseException]:
-    return [failure for read in reads if (failure := _failure(read)) is not None]
-
-
-def _failure(read: _Read) -> BaseException | None:
-    return read.exception() if read.done() and not read.cancelled() else None
-
-
-async def _end(reads: set[_Read]) -> None:
-    for read in reads:
-        read.cancel()
-    await asyncio.wait(reads)
-    _failures(reads)  # marks them as seen

@@ -1,16 +1,18 @@
 """The workers the router knows: their identity, their load as they report it, and what was sent to them."""
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc
 
 from baton import channel
+from baton.errors import BatonError, Unavailable
 from baton.v1 import worker_pb2, worker_pb2_grpc
+from router.circuit_breaker import CircuitBreaker
 from router.worker_view import WorkerView
 from worker.conversion import fingerprint_from
 
@@ -43,18 +45,31 @@ class Assignment:
     blocks: int
 
 
+class LosableCall(Protocol):
+    """A call that is open on a worker."""
+
+    def lose(self, error: BatonError) -> None:
+        """Ends it with this error: the worker does not speak any more."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class Member:
-    """One worker. `info` and `state` are of the same life, and None until, or while not, it is reachable."""
+    """One worker. `info` and `state` are of the same life, and None until, or while not, it is reachable.
+
+    `calls` are those open on it now, `sent` what they put on it.
+    """
 
     name: str
     address: str
     channel: grpc.aio.Channel
     info: worker_pb2.GetWorkerInfoResponse | None = None
     state: worker_pb2.WatchStateResponse | None = None
+    epoch: str = ""
     watch: asyncio.Task[None] | None = None
     sent: set[Assignment] = field(default_factory=set)
     num_ever_sent: int = 0
+    calls: set[LosableCall] = field(default_factory=set)
 
     def view(self) -> WorkerView:
         """A snapshot; only while it is reachable."""
@@ -85,6 +100,7 @@ class Membership:
     """Follows the workers it is told of. All methods belong to the event loop."""
 
     def __init__(self) -> None:
+        self.breaker = CircuitBreaker()
         self._members: dict[str, Member] = {}
         self._left: set[Member] = set()  # those to which requests still go on
         self._changed = asyncio.Event()
@@ -115,8 +131,13 @@ class Membership:
         self._left.clear()
 
     def views(self) -> list[WorkerView]:
-        """A snapshot of the workers that are reachable."""
-        return [m.view() for m in self._members.values() if m.info is not None]
+        """A snapshot of the workers that are reachable and whose circuits are closed."""
+        now_s = time.monotonic()
+        return [m.view() for m in self._members.values() if m.info is not None and self.breaker.allows(m.name, now_s)]
+
+    def blocked_pairs(self) -> frozenset[tuple[str, str]]:
+        """Pairs (prefill, decode) whose circuits are open."""
+        return frozenset(key for key in self.breaker.blocked(time.monotonic()) if isinstance(key, tuple))
 
     def infos(self) -> list[worker_pb2.GetWorkerInfoResponse]:
         """Identities of the workers that are reachable."""
@@ -130,19 +151,18 @@ class Membership:
         """Returns when a worker's state, or what was sent to it, has changed. The caller has the deadline."""
         await self._changed.wait()
 
-    @contextlib.asynccontextmanager
-    async def assign(self, member: Member, assignment: Assignment) -> AsyncIterator[Assignment]:
-        """Counts what is sent to a worker while the context lasts; so long its channel stays open."""
+    def take(self, member: Member, assignment: Assignment) -> None:
+        """Counts what is sent to a worker, until `give_back`; so long its channel stays open."""
         member.sent.add(assignment)
         member.num_ever_sent += 1
-        try:
-            yield assignment
-        finally:
-            member.sent.discard(assignment)
-            self._wake()
-            if member in self._left and not member.sent:
-                self._left.discard(member)
-                await member.channel.close()
+
+    async def give_back(self, member: Member, assignment: Assignment) -> None:
+        """Counts it no more. May be called again."""
+        member.sent.discard(assignment)
+        self._wake()
+        if member in self._left and not member.sent:
+            self._left.discard(member)
+            await member.channel.close()
 
     def note_prefilled(self, assignment: Assignment) -> None:
         """Its prompt is computed: there is room for another one."""
@@ -159,6 +179,8 @@ class Membership:
             except (grpc.aio.AioRpcError, TimeoutError) as error:
                 if member.info is not None:
                     logger.warning("lost sight of %s at %s: %s", member.name, member.address, _brief(error))
+                if isinstance(error, TimeoutError):
+                    _lose_calls(member, f"the worker has been silent for {SILENCE_LIMIT_S:.0f} s")
             member.info = member.state = None
             self._wake()
             await asyncio.sleep(RECONNECT_DELAY_S)
@@ -173,10 +195,19 @@ class Membership:
                     state = await call.read()
                 if not isinstance(state, worker_pb2.WatchStateResponse) or state.epoch != info.epoch:
                     return  # it has ended, or another life of it has begun at its address
+                if member.info is None:
+                    self._note_life(member, info)
                 member.info, member.state = info, state
                 self._wake()
         finally:
             call.cancel()
+
+    def _note_life(self, member: Member, info: worker_pb2.GetWorkerInfoResponse) -> None:
+        """It can be reached. What failed in an earlier life does not count, and calls into it will never end."""
+        if member.epoch != info.epoch:
+            self.breaker.forget(member.name)
+            _lose_calls(member, "the worker has begun a new life")
+            member.epoch = info.epoch
 
     async def _dismiss(self, member: Member) -> None:
         assert member.watch is not None
@@ -190,6 +221,12 @@ class Membership:
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+def _lose_calls(member: Member, why: str) -> None:
+    """Connections to a frozen process stay open, so its calls would end only with their deadlines."""
+    for call in tuple(member.calls):
+        call.lose(Unavailable(why, reason="WORKER_LOST", retry_after_s=1.0))
 
 
 def _brief(error: Exception) -> str:

@@ -3,7 +3,10 @@
 import time
 from dataclasses import dataclass, field
 
+from baton.errors import BatonError, cut
 from baton.v1 import request_pb2, worker_pb2
+
+MAX_REASON_BYTES = 200
 
 
 @dataclass(slots=True)
@@ -27,20 +30,30 @@ class Outcome:
         return time.monotonic() - self.arrived_at
 
     def note_assigned(self, reason: str) -> None:
-        """Workers were chosen."""
+        """Workers were chosen. What tries before this one took, if they brought nothing, was waiting."""
         self.timeline.path_reason = reason
-        self.timeline.queue_s = self.since_arrival_s()
+        self.committed_at = None
+        if self.num_tokens == 0:
+            self.timeline.queue_s = self.since_arrival_s()
 
     def note_reserved(self, reserved: worker_pb2.DecodeReserved) -> None:
         """The decode worker holds blocks."""
-        self.timeline.reserve_s = self.since_arrival_s() - self.timeline.queue_s
-        self.decode_cached_tokens = reserved.num_cached_tokens
+        if self.num_tokens == 0:
+            self.timeline.reserve_s = self.since_arrival_s() - self.timeline.queue_s
+            self.decode_cached_tokens = reserved.num_cached_tokens
 
-    def note_first_token(self, queue_s: float, prefill_s: float) -> None:
-        """Token 0 is here, after so much time on the worker that computed it; the rest is the way there and back.
+    def note_prefilled(self, queue_s: float, prefill_s: float, num_cached_tokens: int, *, is_local: bool) -> None:
+        """The first token of a try is here, after so much time on the worker that computed it.
 
-        A worker that prefills by itself begins before its reservation is known here: what overlaps is cut off.
+        Only the request's very first one makes the TTFT; the rest of that is the way there and back. A worker that
+        prefills by itself begins before its reservation is known here: what overlaps is cut off.
         """
+        if self.num_tokens > 0:
+            return
+        if is_local:
+            self.decode_cached_tokens = num_cached_tokens
+        else:
+            self.prefill_cached_tokens = num_cached_tokens
         timeline = self.timeline
         timeline.ttft_s = self.since_arrival_s()
         left_s = max(timeline.ttft_s - timeline.queue_s - timeline.reserve_s, 0.0)
@@ -61,8 +74,14 @@ class Outcome:
     def note_pushed(self, pushed: worker_pb2.PrefillPushed) -> None:
         """The prefill worker tells of the transfer."""
         timeline = self.timeline
-        timeline.kv_bytes, timeline.transport = pushed.kv_bytes, pushed.transport
+        timeline.kv_bytes += pushed.kv_bytes
+        timeline.transport = pushed.transport
         timeline.transfer_s, timeline.transfer_tail_s = pushed.transfer_s, pushed.transfer_tail_s
+
+    def note_recovery(self, error: BatonError) -> None:
+        """Other workers must go on, because of `error`."""
+        self.timeline.num_recoveries += 1
+        self.timeline.recovery_reason = cut(f"{error.reason}: {error.message}", MAX_REASON_BYTES)
 
     def finish(self, reason: request_pb2.FinishReason, stop_token_id: int | None) -> None:
         """The answer has ended."""

@@ -19,7 +19,23 @@ class Refusal(Enum):
     NO_WORKERS = "no worker is ready"
     NO_PAIR = "no ready pair of prefill and decode workers"
     MISMATCH = "no ready prefill worker fits any decode worker"
+    BLOCKED = "every pair of prefill and decode workers has failed too often of late"
     NO_ROOM = "every worker is full"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a request asks of workers now, in tokens.
+
+    To be prefilled (in a recovery the prompt with what was generated so far), still to be generated, and to have
+    room for on the decode worker: at least one more than are prefilled. `avoid` are names of workers that have just
+    failed this request: they are taken only if there is no other.
+    """
+
+    num_prompt_tokens: int
+    max_tokens: int
+    num_room_tokens: int
+    avoid: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,78 +49,94 @@ class Decision:
     reason: str
 
 
-def choose(num_prompt_tokens: int, max_tokens: int, workers: Sequence[WorkerView]) -> Decision | Refusal:
+def choose(
+    claim: Claim, workers: Sequence[WorkerView], blocked_pairs: frozenset[tuple[str, str]] = frozenset()
+) -> Decision | Refusal:
     """Picks the pair with the least work before it.
 
     Prefill workers are ranked by the prompt tokens queued there, decode workers by the share of their batch
-    that is taken and then by free blocks. Pure prefill and decode workers come first; mixed workers serve
-    alone what no such pair can take now. Of equals the one that was sent least takes its turn, then the first by
-    name: equal snapshots give equal decisions.
+    that is taken and then by free blocks; those to be avoided come last. Pairs (prefill, decode) in
+    `blocked_pairs` are never made. Pure prefill and decode workers come first; mixed workers serve alone what no
+    such pair can take now. Of equals the one that was sent least takes its turn, then the first by name: equal
+    snapshots give equal decisions.
     """
     ready = sorted((w for w in workers if w.is_ready), key=lambda w: w.name)
     if not ready:
         return Refusal.NO_WORKERS
-    if max_tokens == 1 and any(w.can_prefill for w in ready):
-        return _choose_prefill([w for w in ready if w.can_prefill])
+    if claim.max_tokens == 1 and any(w.can_prefill for w in ready):
+        return _choose_prefill(claim, [w for w in ready if w.can_prefill])
     prefills = [w for w in ready if w.can_prefill and not w.can_decode]
     decodes = [w for w in ready if w.can_decode and not w.can_prefill]
-    pair = _choose_pair(num_prompt_tokens, prefills, decodes)
+    pair = _choose_pair(claim, prefills, decodes, blocked_pairs)
     mixed = [w for w in ready if w.can_prefill and w.can_decode]
     if isinstance(pair, Decision) or not mixed:
         return pair
-    return _choose_mixed(num_prompt_tokens, mixed)
+    return _choose_mixed(claim, mixed)
 
 
-def _choose_prefill(prefills: Sequence[WorkerView]) -> Decision | Refusal:
-    with_room = [w for w in prefills if _has_queue_room(w)]
+def _choose_prefill(claim: Claim, prefills: Sequence[WorkerView]) -> Decision | Refusal:
+    with_room = _by_queue(claim, prefills)
     if not with_room:
         return Refusal.NO_ROOM
-    return Decision(_least_queued(with_room).name, None, "one token asked for: the prefill worker samples it")
+    return Decision(with_room[0].name, None, "one token asked for: the prefill worker samples it")
 
 
 def _choose_pair(
-    num_prompt_tokens: int, prefills: Sequence[WorkerView], decodes: Sequence[WorkerView]
+    claim: Claim,
+    prefills: Sequence[WorkerView],
+    decodes: Sequence[WorkerView],
+    blocked_pairs: frozenset[tuple[str, str]],
 ) -> Decision | Refusal:
     if not prefills or not decodes:
         return Refusal.NO_PAIR
-    if not {w.fingerprint for w in prefills} & {w.fingerprint for w in decodes}:
+    fitting = [(p.name, d.name) for p in prefills for d in decodes if p.fingerprint == d.fingerprint]
+    if not fitting:
         return Refusal.MISMATCH
-    with_room = [w for w in prefills if _has_queue_room(w)]
-    fitting = {w.fingerprint for w in with_room}
-    decode = _least_loaded((w for w in decodes if w.fingerprint in fitting), num_prompt_tokens)
-    if decode is None:
+    if blocked_pairs.issuperset(fitting):
+        return Refusal.BLOCKED
+    with_room = _by_queue(claim, prefills)
+    for decode in _by_load(claim, decodes):
+        for prefill in with_room:
+            if prefill.fingerprint == decode.fingerprint and (prefill.name, decode.name) not in blocked_pairs:
+                reason = (
+                    f"least queued prefill ({prefill.num_queued_tokens} tokens), least loaded decode "
+                    f"({decode.num_sequences}/{decode.max_batch_sequences} sequences)"
+                )
+                return Decision(prefill.name, decode.name, reason)
+    return Refusal.NO_ROOM
+
+
+def _choose_mixed(claim: Claim, mixed: Sequence[WorkerView]) -> Decision | Refusal:
+    with_room = _by_load(claim, [w for w in mixed if _has_queue_room(w)])
+    if not with_room:
         return Refusal.NO_ROOM
-    prefill = _least_queued(w for w in with_room if w.fingerprint == decode.fingerprint)
-    reason = (
-        f"least queued prefill ({prefill.num_queued_tokens} tokens), least loaded decode "
-        f"({decode.num_sequences}/{decode.max_batch_sequences} sequences)"
+    return Decision(None, with_room[0].name, "no prefill and decode pair: a mixed worker serves alone")
+
+
+def _by_load(claim: Claim, workers: Iterable[WorkerView]) -> list[WorkerView]:
+    """Those with room for the prompt and what is to grow at once, those with the most room first."""
+    return sorted(
+        (w for w in workers if w.num_sequences < w.max_batch_sequences and _has_blocks(w, claim.num_room_tokens)),
+        key=lambda w: (
+            w.name in claim.avoid,
+            w.num_sequences / w.max_batch_sequences,
+            -w.num_free_blocks / w.num_blocks,
+            w.num_ever_sent,
+        ),
     )
-    return Decision(prefill.name, decode.name, reason)
 
 
-def _choose_mixed(num_prompt_tokens: int, mixed: Sequence[WorkerView]) -> Decision | Refusal:
-    worker = _least_loaded((w for w in mixed if _has_queue_room(w)), num_prompt_tokens)
-    if worker is None:
-        return Refusal.NO_ROOM
-    return Decision(None, worker.name, "no prefill and decode pair: a mixed worker serves alone")
-
-
-def _least_loaded(workers: Iterable[WorkerView], num_prompt_tokens: int) -> WorkerView | None:
-    """The decode worker with the most room, among those with room for the prompt and one token more."""
-    return min(
-        (w for w in workers if w.num_sequences < w.max_batch_sequences and _has_blocks(w, num_prompt_tokens + 1)),
-        key=lambda w: (w.num_sequences / w.max_batch_sequences, -w.num_free_blocks / w.num_blocks, w.num_ever_sent),
-        default=None,
+def _by_queue(claim: Claim, workers: Iterable[WorkerView]) -> list[WorkerView]:
+    """Those with room in their queue, the least queued first."""
+    return sorted(
+        (w for w in workers if _has_queue_room(w)),
+        key=lambda w: (w.name in claim.avoid, w.num_queued_tokens, w.num_ever_sent),
     )
 
 
 def _has_blocks(worker: WorkerView, num_tokens: int) -> bool:
     num_kept_blocks = KEPT_BLOCKS if worker.num_sequences else 0
     return worker.num_free_blocks >= worker.blocks_for(num_tokens) + num_kept_blocks
-
-
-def _least_queued(workers: Iterable[WorkerView]) -> WorkerView:
-    return min(workers, key=lambda w: (w.num_queued_tokens, w.num_ever_sent))
 
 
 def _has_queue_room(worker: WorkerView) -> bool:

@@ -14,9 +14,10 @@ from baton.error_interceptor import ErrorInterceptor
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from engine.text_codec import TextCodec
 from router.admission import AdmissionQueue
-from router.dispatch import Dispatcher
+from router.dispatch import DispatchConfig, Dispatcher
+from router.forecast import Forecast
 from router.membership import Membership, WorkerAddress
-from router.policy import Decision, Refusal, choose
+from router.policy import Claim, Decision, Refusal, choose
 from router.service import InferenceServicer
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class RouterSpec:
     """One router. `port` 0 takes any free one.
 
     `local_prefill_max_tokens`: a decode worker that lacks no more of a prompt than this prefills it by itself.
+    `recovery_patience_s`: so long a request that has lost its workers waits for others.
     """
 
     model_dir: str
@@ -37,6 +39,7 @@ class RouterSpec:
     port: int = 0
     max_waiting: int = 1024
     local_prefill_max_tokens: int = 16
+    recovery_patience_s: float = 30.0
 
 
 class RouterServer:
@@ -46,8 +49,10 @@ class RouterServer:
         """Listens; returns host:port. Raises PortUnavailableError, or ModelFilesError for a bad model directory."""
         codec = await asyncio.to_thread(TextCodec.from_directory, Path(spec.model_dir))
         self._membership = Membership()
-        queue = AdmissionQueue(self._membership, spec.max_waiting)
-        dispatcher = Dispatcher(self._membership, queue, spec.local_prefill_max_tokens)
+        forecast = Forecast()
+        self._queue = AdmissionQueue(self._membership, spec.max_waiting, forecast)
+        config = DispatchConfig(spec.local_prefill_max_tokens, spec.recovery_patience_s)
+        dispatcher = Dispatcher(self._membership, self._queue, forecast, config)
         self._server: grpc.aio.Server = channel.server([ErrorInterceptor()])
         servicer = InferenceServicer(spec.model_name, codec, self._membership, dispatcher)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
@@ -60,7 +65,7 @@ class RouterServer:
     @property
     def ready(self) -> bool:
         """Whether some pair of workers, or a mixed one, could take a request now or after those before it."""
-        choice = choose(1, 2, self._membership.views())
+        choice = choose(Claim(1, 2, 2), self._membership.views(), self._membership.blocked_pairs())
         return isinstance(choice, Decision) or choice is Refusal.NO_ROOM
 
     async def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
@@ -73,6 +78,7 @@ class RouterServer:
         await asyncio.wait({self._readiness})
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
+        await self._queue.close()
         await self._membership.close()
 
     async def _follow_readiness(self) -> None:

@@ -5,24 +5,27 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 import grpc
 
-from baton.errors import BatonError, DeadlineExceeded, Unavailable
+from baton.answer import REQUEST_ID_KEY
+from baton.errors import BatonError, Cancelled, DeadlineExceeded, FieldViolation, InvalidRequest, Unavailable
 from baton.v1 import inference_pb2, inference_pb2_grpc, request_pb2
 from engine.text_codec import TextCodec
 from router.dispatch import Dispatcher
 from router.membership import Membership
 from router.outcome import Outcome
-from router.validation import Defaults, Limits, PromptRequest, validate
+from router.reply import CLIENT_STALL_LIMIT_S, Reply
+from router.running_requests import RunningRequest, RunningRequests
+from router.validation import Defaults, Limits, PromptRequest, check_fields, tokenize
 
 logger = logging.getLogger(__name__)
 
 LONG_REQUEST_BYTES = 32 << 10
+MAX_TOKENIZING = 2  # long requests at once: more would only slow each other, and the event loop
 DEFAULT_TIMEOUT_S = 600.0  # for clients that set no deadline
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -31,37 +34,53 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     """Serves one model."""
 
-    def __init__(self, model: str, codec: TextCodec, membership: Membership, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        model: str,
+        codec: TextCodec,
+        membership: Membership,
+        dispatcher: Dispatcher,
+        client_stall_limit_s: float = CLIENT_STALL_LIMIT_S,
+    ) -> None:
+        """A client that takes nothing of its answer for `client_stall_limit_s` loses it, see `Reply`."""
         self._model = model
         self._codec = codec
         self._membership = membership
         self._dispatcher = dispatcher
+        self._client_stall_limit_s = client_stall_limit_s
+        self._running = RunningRequests()
+        self._tokenizing = asyncio.Semaphore(MAX_TOKENIZING)
 
-    async def Generate(  # noqa: N802 - the proto's name
-        self, request: inference_pb2.GenerateRequest, context: _Context
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: _Context) -> None:  # noqa: N802
         """See the proto."""
         outcome = Outcome(time.monotonic())
-        defaults = Defaults(request_id=uuid.uuid4().hex, seed=secrets.randbits(64))
-        check = partial(
-            validate, request, model=self._model, codec=self._codec, limits=self._limits(), defaults=defaults
-        )
-        # Tokenizing a long text takes a good part of a second, which the other streams must not feel.
-        is_long = request.ByteSize() > LONG_REQUEST_BYTES
-        prompt = await asyncio.to_thread(check) if is_long else check()
-        await context.send_initial_metadata((("x-request-id", prompt.request_id),))
-        remaining_s = context.time_remaining()
-        timeout_s = DEFAULT_TIMEOUT_S if remaining_s is None else min(remaining_s, DEFAULT_TIMEOUT_S)
-        try:
-            async with asyncio.timeout(timeout_s), aclosing(self._responses(prompt, outcome, timeout_s)) as responses:
-                async for response in responses:
-                    yield response
-        except TimeoutError:
-            raise _too_late(prompt, outcome, timeout_s) from None
-        except BatonError as error:
-            logger.info("request %s failed: %s %s", prompt.request_id, error.code.name, error.message)
-            raise _with_progress(error, outcome) from error
-        logger.info("request %s finished: %s", prompt.request_id, _summary(prompt, outcome))
+        timeout_s = _timeout_s(context)
+        check_fields(request, model=self._model, vocab_size=self._codec.vocab_size, limits=self._limits())
+        self._dispatcher.check_room()
+        running = RunningRequest(request.request_id or uuid.uuid4().hex)
+        async with Reply(context.write, self._client_stall_limit_s, running.end) as reply:
+            try:
+                with self._running.entered(running):
+                    await _greet(context, running.request_id)
+                    prompt = await self._generate(request, running, outcome, timeout_s, reply)
+                await reply.flush()
+            except BatonError as error:
+                logger.info("request %s failed: %s %s", running.request_id, error.code.name, error.message)
+                error.metadata["tokens_sent"] = str(reply.num_tokens_sent)
+                raise
+            except asyncio.CancelledError:
+                logger.info("request %s was cancelled after %d tokens", running.request_id, reply.num_tokens_sent)
+                raise
+        logger.info("request %s finished: %s", running.request_id, _summary(prompt, outcome))
+
+    async def Abort(  # noqa: N802
+        self, request: inference_pb2.AbortRequest, context: _Context
+    ) -> inference_pb2.AbortResponse:
+        """See the proto. Knows the requests of this router only."""
+        if not request.request_id:
+            what = "is empty; say which request to abort: the id you gave it, or got as x-request-id"
+            raise InvalidRequest(f"request_id {what}", violations=[FieldViolation("request_id", what)])
+        return inference_pb2.AbortResponse(num_aborted=self._running.abort(request.request_id))
 
     async def GetModelInfo(  # noqa: N802
         self, request: inference_pb2.GetModelInfoRequest, context: _Context
@@ -79,19 +98,58 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             eos_token_ids=sorted(self._codec.eos_token_ids),
         )
 
-    async def _responses(
-        self, prompt: PromptRequest, outcome: Outcome, timeout_s: float
-    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+    async def _generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        running: RunningRequest,
+        outcome: Outcome,
+        timeout_s: float,
+        reply: Reply,
+    ) -> PromptRequest:
+        """Gives the whole answer to `reply`. When this ends the workers hold nothing of the request any more."""
+        deadline_at = outcome.arrived_at + timeout_s
+        try:
+            with running:
+                async with asyncio.timeout_at(deadline_at):
+                    prompt = await self._tokenized(request, running.request_id)
+                    await self._dispatch(prompt, outcome, deadline_at, reply)
+                    return prompt
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"request {running.request_id} did not end within {timeout_s:.1f} s; "
+                f"{outcome.num_tokens} tokens were generated"
+            ) from None
+
+    async def _tokenized(self, request: inference_pb2.GenerateRequest, request_id: str) -> PromptRequest:
+        """The request, ready to be dispatched; raises ResourceExhausted before the work if the queue is full.
+
+        From the last look at the queue until a short request is in it nobody else has a turn, so that a burst
+        is refused where the limit is.
+        """
+        defaults = Defaults(request_id=request_id, seed=secrets.randbits(64))
+        work = partial(tokenize, request, codec=self._codec, limits=self._limits(), defaults=defaults)
+        self._dispatcher.check_room()
+        if request.ByteSize() <= LONG_REQUEST_BYTES:
+            return work()
+        # Tokenizing a long text takes a good part of a second, which the other streams must not feel.
+        async with self._tokenizing:
+            self._dispatcher.check_room()
+            return await asyncio.to_thread(work)
+
+    async def _dispatch(self, prompt: PromptRequest, outcome: Outcome, deadline_at: float, reply: Reply) -> None:
         detokenizer = self._codec.detokenizer()
         info: inference_pb2.PromptInfo | None = inference_pb2.PromptInfo(num_prompt_tokens=len(prompt.token_ids))
-        deadline_at = outcome.arrived_at + timeout_s
-        async with aclosing(self._dispatcher.run(prompt, outcome, deadline_at)) as deltas:
-            async for token_ids in deltas:
-                # A stop token is counted, and told as a token, but is no part of the text.
-                text = detokenizer.push(t for t in token_ids if t not in prompt.sampling.stop_token_ids)
-                yield inference_pb2.GenerateResponse(prompt_info=info, text=text, token_ids=token_ids)
-                info = None
-        yield inference_pb2.GenerateResponse(text=detokenizer.finish(), finish=self._finish(prompt, outcome))
+        try:
+            async with aclosing(self._dispatcher.run(prompt, outcome, deadline_at)) as deltas:
+                async for token_ids in deltas:
+                    # A stop token is counted, and told as a token, but is no part of the text.
+                    text = detokenizer.push(t for t in token_ids if t not in prompt.sampling.stop_token_ids)
+                    reply.add(inference_pb2.GenerateResponse(prompt_info=info, text=text, token_ids=token_ids))
+                    info = None
+        except BatonError:
+            await reply.flush()  # what there is comes before the error
+            raise
+        reply.add(inference_pb2.GenerateResponse(text=detokenizer.finish(), finish=self._finish(prompt, outcome)))
 
     def _finish(self, prompt: PromptRequest, outcome: Outcome) -> inference_pb2.Finish:
         outcome.timeline.e2e_s = outcome.since_arrival_s()
@@ -118,16 +176,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return Limits(context_window_tokens=window, kv_pool_tokens=min(pools, default=window))
 
 
-def _too_late(prompt: PromptRequest, outcome: Outcome, timeout_s: float) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"request {prompt.request_id} did not end within {timeout_s:.1f} s; {outcome.num_tokens} tokens were generated",
-        metadata={"tokens_sent": str(outcome.num_tokens)},
-    )
+def _timeout_s(context: _Context) -> float:
+    """Seconds the request has from now on. Raises DeadlineExceeded if there are none."""
+    remaining_s = context.time_remaining()
+    if remaining_s is None:
+        return DEFAULT_TIMEOUT_S
+    if remaining_s <= 0:
+        raise DeadlineExceeded("the deadline was over when the request arrived")
+    return min(remaining_s, DEFAULT_TIMEOUT_S)
 
 
-def _with_progress(error: BatonError, outcome: Outcome) -> BatonError:
-    error.metadata.setdefault("tokens_sent", str(outcome.num_tokens))
-    return error
+async def _greet(context: _Context, request_id: str) -> None:
+    try:
+        await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
+    except grpc.aio.BaseError as error:
+        raise Cancelled("the client went away before its request began", reason="CLIENT_GONE") from error
 
 
 def _summary(prompt: PromptRequest, outcome: Outcome) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from baton.answer import MAX_PRIORITY, MIN_PRIORITY
 from baton.errors import FieldViolation, InvalidRequest, ModelNotFound
 from baton.v1.inference_pb2 import GenerateRequest
 from baton.v1.request_pb2 import SamplingParams as SamplingMessage
@@ -40,27 +41,32 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """A request that fits: tokenized, with nothing left to default."""
+    """A request that fits: tokenized, with nothing left to default. The lower its priority, the earlier its turn."""
 
     request_id: str
     token_ids: tuple[int, ...]
     sampling: SamplingParams
     cache_salt: str
+    priority: int = 0
 
 
-def validate(
-    request: GenerateRequest, *, model: str, codec: TextCodec, limits: Limits, defaults: Defaults
-) -> PromptRequest:
-    """Checks a request against the served `model` and the limits, and tokenizes it.
+def check_fields(request: GenerateRequest, *, model: str, vocab_size: int, limits: Limits) -> None:
+    """Checks all of a request that can be checked without tokenizing it.
 
-    Nothing is ever cut to fit. Cheap checks come first: what they refuse is not tokenized. Unset max_tokens
-    means what context window and KV pool leave. Raises InvalidRequest with the fields at fault, ModelNotFound.
+    Raises InvalidRequest with the fields at fault, and ModelNotFound if it is not for the served `model`.
     """
     if request.model not in ("", model):
         raise ModelNotFound(f"model {request.model[:128]!r} is not served here; the served model is {model!r}")
     _refuse(_request_violations(request, limits))
     _refuse(_sampling_violations(request.sampling))
-    _refuse(_stopping_violations(request.stopping, codec.vocab_size))
+    _refuse(_stopping_violations(request.stopping, vocab_size))
+
+
+def tokenize(request: GenerateRequest, *, codec: TextCodec, limits: Limits, defaults: Defaults) -> PromptRequest:
+    """Tokenizes a request whose fields were checked, and checks that it fits.
+
+    Nothing is ever cut to fit. Unset max_tokens means what context window and KV pool leave. Raises InvalidRequest.
+    """
     token_ids = _token_ids(request, codec)
     max_tokens = _max_tokens(len(token_ids), request.stopping, limits)
     return PromptRequest(
@@ -68,6 +74,7 @@ def validate(
         token_ids=token_ids,
         sampling=_sampling(request, codec, max_tokens, defaults.seed),
         cache_salt=request.cache_salt,
+        priority=request.priority,
     )
 
 
@@ -92,6 +99,10 @@ def _request_violations(request: GenerateRequest, limits: Limits) -> Iterator[Fi
     salt_bytes = len(request.cache_salt.encode())
     if salt_bytes > MAX_CACHE_SALT_BYTES:
         yield FieldViolation("cache_salt", f"has {salt_bytes} bytes; at most {MAX_CACHE_SALT_BYTES} are allowed")
+    if not MIN_PRIORITY <= request.priority <= MAX_PRIORITY:
+        yield FieldViolation(
+            "priority", f"is {request.priority}; it must be in [{MIN_PRIORITY}, {MAX_PRIORITY}], the lower the earlier"
+        )
     prompt = request.WhichOneof("prompt")
     if prompt is None:
         yield FieldViolation("prompt", "is missing: set one of text, token_ids, chat")

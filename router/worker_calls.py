@@ -20,6 +20,7 @@ class WorkerCall:
         self._call = call
         self._stage = stage
         self._worker = worker
+        self._loss: BatonError | None = None
 
     async def read(self, *events: str) -> Any:
         """The next message's event, as (name, message); its name must be among `events`.
@@ -29,7 +30,14 @@ class WorkerCall:
         try:
             response = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise from_peer_error(error).at(stage=self._stage, worker=self._worker) from error
+            raise self._loss or from_peer_error(error).at(stage=self._stage, worker=self._worker) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if self._loss is None or (task is not None and task.cancelling()):
+                raise
+            raise self._loss from error
+        if self._loss is not None:
+            raise self._loss
         if response is grpc.aio.EOF:
             raise self._error(f"ended its stream before {' or '.join(events)}")
         event = response.WhichOneof("event")
@@ -39,6 +47,11 @@ class WorkerCall:
 
     def cancel(self) -> None:
         """Ends the call, and with it whatever it holds on the worker."""
+        self._call.cancel()
+
+    def lose(self, error: BatonError) -> None:
+        """Ends the call, as its worker does not speak any more: whoever reads it gets this error."""
+        self._loss = self._loss or error.at(stage=self._stage, worker=self._worker)
         self._call.cancel()
 
     def _error(self, what: str) -> BatonError:
@@ -52,7 +65,7 @@ class WorkerCalls:
         """`deadline_at` of `time.monotonic`, in seconds."""
         self._prompt = prompt
         self._deadline_at = deadline_at
-        self._open: list[WorkerCall] = []
+        self._open: list[tuple[Member, WorkerCall]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -60,7 +73,8 @@ class WorkerCalls:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for call in self._open:
+        for member, call in self._open:
+            member.calls.discard(call)
             call.cancel()
         self._open.clear()
         # Lets the cancellations leave before whatever comes next.
@@ -74,6 +88,7 @@ class WorkerCalls:
             sampling=self._sampling(),
             cache_salt=self._prompt.cache_salt,
             ticket=ticket,
+            priority=self._prompt.priority,
         )
         stub = worker_pb2_grpc.PrefillServiceStub(member.channel)  # type: ignore[no-untyped-call]
         return self._keep(stub.Prefill(request, timeout=self._remaining_s()), "prefill", member)
@@ -93,13 +108,15 @@ class WorkerCalls:
             cache_salt=self._prompt.cache_salt,
             local_prefill_max_tokens=local_prefill_max_tokens or 0,
             prefill_locally=local_prefill_max_tokens is None,
+            priority=self._prompt.priority,
         )
         stub = worker_pb2_grpc.DecodeServiceStub(member.channel)  # type: ignore[no-untyped-call]
         return self._keep(stub.Decode(request, timeout=self._remaining_s()), "decode", member)
 
     def _keep(self, call: Any, stage: str, member: Member) -> WorkerCall:
         kept = WorkerCall(call, stage, member.name)
-        self._open.append(kept)
+        self._open.append((member, kept))
+        member.calls.add(kept)
         return kept
 
     def _sampling(self) -> request_pb2.SamplingParams:

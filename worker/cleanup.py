@@ -1,4 +1,4 @@
-"""Cleaning up in spite of cancellation."""
+"""Cleaning up in spite of cancellation, and after the call is gone."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -23,3 +23,23 @@ async def finish(work: Coroutine[None, None, T]) -> T:
     if cancelled is not None:
         raise cancelled
     return task.result()
+
+
+class Stragglers:
+    """Owns releases that may outlast their calls: each waits until nothing touches some blocks any more."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, release: Coroutine[None, None, None]) -> None:
+        """Runs the release to its end, or to `close`."""
+        task = asyncio.create_task(release, name="late release")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Gives up those that still wait."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton.errors import InternalError
+from baton.errors import Aborted, BatonError, InternalError
 from engine.sequence import FinishReason
 from engine.step_plan import SequenceOutput
 
+HANDED_BACK = "KV blocks ran out, and others go first: the sequence is handed back with the tokens it has"
 LayerListener = Callable[[int, int, int], None]
 
 
@@ -40,7 +41,7 @@ class SequenceFeed:
         self._token_ids: list[int] = []
         self._finish_reason: FinishReason | None = None
         self._stop_token_id: int | None = None
-        self._failure: str | None = None
+        self._failure: BatonError | None = None
 
     def on_started(self, num_cached_tokens: int) -> None:
         """See `engine.engine.SequenceSink`."""
@@ -62,16 +63,25 @@ class SequenceFeed:
 
     def on_failure(self, message: str) -> None:
         """See `engine.engine.SequenceSink`."""
-        self._loop.call_soon_threadsafe(self._take_failure, message)
+        self._loop.call_soon_threadsafe(self._take_failure, InternalError(message))
+
+    def on_handed_back(self) -> None:
+        """See `engine.engine.SequenceSink`."""
+        self._loop.call_soon_threadsafe(self._take_failure, Aborted(HANDED_BACK, reason="PREEMPTED"))
 
     async def next(self) -> FeedItem:
-        """Waits for news; the wait is bounded by the call that owns it. Raises InternalError if a step failed."""
+        """Waits for news; the wait is bounded by the call that owns it.
+
+        Once all tokens are read, raises InternalError if a step failed, and Aborted with reason PREEMPTED if the
+        sequence was handed back for lack of KV blocks.
+        """
         await self._news.wait()
-        self._news.clear()
-        if self._failure is not None:
-            raise InternalError(self._failure)
+        if self._failure is not None and not self._token_ids:
+            raise self._failure
         item = FeedItem(self._token_ids, self._finish_reason, self._stop_token_id)
         self._token_ids = []
+        if self._failure is None:  # else it is the next news
+            self._news.clear()
         return item
 
     def _take(self, output: SequenceOutput) -> None:
@@ -80,6 +90,6 @@ class SequenceFeed:
         self._stop_token_id = output.stop_token_id
         self._news.set()
 
-    def _take_failure(self, message: str) -> None:
-        self._failure = message
+    def _take_failure(self, failure: BatonError) -> None:
+        self._failure = failure
         self._news.set()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -23,10 +24,22 @@ MAX_INTERVAL_S = 1.0
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """Serves one host. `landing` tells (open tickets, stale writes), `is_ready` whether work may come."""
+@dataclass(frozen=True, slots=True)
+class LandingCounts:
+    """What a worker's landing zones count. Refused writes are since its start.
 
-    def __init__(self, host: WorkerHost, landing: Callable[[], tuple[int, int]], is_ready: Callable[[], bool]) -> None:
+    Quarantined blocks are kept out of circulation because a write into them has not ended.
+    """
+
+    num_open_tickets: int
+    stale_writes: int
+    num_quarantined_blocks: int
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Serves one host. `landing` tells of its landing zones, `is_ready` whether work may come."""
+
+    def __init__(self, host: WorkerHost, landing: Callable[[], LandingCounts], is_ready: Callable[[], bool]) -> None:
         self._host = host
         self._landing = landing
         self._is_ready = is_ready
@@ -69,17 +82,18 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         engine = self._host.engine
         if request.drop_prefix_cache:
             engine.drop_prefix_cache()
-        load = engine.load()
-        num_open_tickets, stale_writes = self._landing()
+        load, landing = engine.load(), self._landing()
         return worker_pb2.GetLedgerResponse(
             total_blocks=load.ledger.total,
             free_blocks=load.ledger.free,
             cached_blocks=load.ledger.cached,
             owned_blocks=load.ledger.owned,
-            in_flight_blocks=load.num_in_flight_blocks,
+            in_flight_blocks=load.ledger.in_flight,
             num_sequences=load.num_sequences,
-            num_open_tickets=num_open_tickets,
-            stale_writes=stale_writes,
+            num_open_tickets=landing.num_open_tickets,
+            stale_writes=landing.stale_writes,
+            repaired_blocks=load.num_repaired_blocks,
+            quarantined_blocks=landing.num_quarantined_blocks,
         )
 
     def _state(self) -> worker_pb2.WatchStateResponse:

@@ -240,7 +240,7 @@ class GetLedgerRequest(_message.Message):
     def __init__(self, drop_prefix_cache: _Optional[bool] = ...) -> None: ...
 
 class GetLedgerResponse(_message.Message):
-    __slots__ = ("total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "in_flight_blocks", "num_sequences", "num_open_tickets", "stale_writes", "repaired_blocks", "quarantined_blocks")
+    __slots__ = ("total_blocks", "free_blocks", "cached_blocks", "owned_blocks", "in_flight_blocks", "num_sequences", "num_open_tickets", "stale_writes", "repaired_blocks", "quarantined_blocks", "num_prefilled_tokens")
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +251,7 @@ class GetLedgerResponse(_message.Message):
     STALE_WRITES_FIELD_NUMBER: _ClassVar[int]
     REPAIRED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     total_blocks: int
     free_blocks: int
     cached_blocks: int
@@ -261,4 +262,5 @@ class GetLedgerResponse(_message.Message):
     stale_writes: int
     repaired_blocks: int
     quarantined_blocks: int
-    def __init__(self, total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., in_flight_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_open_tickets: _Optional[int] = ..., stale_writes: _Optional[int] = ..., repaired_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ...) -> None: ...
+    num_prefilled_tokens: int
+    def __init__(self, total_blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., owned_blocks: _Optional[int] = ..., in_flight_blocks: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_open_tickets: _Optional[int] = ..., stale_writes: _Optional[int] = ..., repaired_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., num_prefilled_tokens: _Optional[int] = ...) -> None: ...

@@ -5,6 +5,7 @@ import sys
 import click
 from rich.console import Console
 
+from baton.answer import MAX_PRIORITY, MIN_PRIORITY
 from baton.client import Client
 from deploy.commands.failures import told_in_one_line
 from deploy.commands.options import (
@@ -29,6 +30,13 @@ from deploy.timeline_view import print_timeline
 )
 @seed_option
 @click.option("--chat/--raw", default=True, help="Ask a question, or continue the text. [default: chat]")
+@click.option(
+    "--priority",
+    type=click.IntRange(MIN_PRIORITY, MAX_PRIORITY),
+    default=0,
+    show_default=True,
+    help="The lower, the earlier its turn when the cluster is busy.",
+)
 @click.option("--timeline", is_flag=True, help="Show on standard error where the time went.")
 @address_option
 @name_option
@@ -40,6 +48,7 @@ def generate(  # noqa: PLR0913 - one for each option
     temperature: float,
     seed: int | None,
     chat: bool,
+    priority: int,
     timeline: bool,
     address: str | None,
     name: str,
@@ -55,7 +64,9 @@ def generate(  # noqa: PLR0913 - one for each option
     text = sys.stdin.read() if prompt == "-" else prompt
     messages = [{"role": "user", "content": text}]
     with Client(router_address(name, address)) as client:
-        stream = client.generate(messages if chat else text, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        stream = client.generate(
+            messages if chat else text, max_tokens=max_tokens, temperature=temperature, seed=seed, priority=priority
+        )
         with stream:
             for chunk in stream:
                 click.echo(chunk.text, nl=False)

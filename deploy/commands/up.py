@@ -24,6 +24,7 @@ from deploy.startup_view import StartupView
 @click.option("--cores", type=click.IntRange(min=1), default=1, show_default=True, help="CPU cores per worker.")
 @click.option("--kv-memory-mb", type=click.IntRange(min=0), default=0, help="KV cache per worker. [default: auto]")
 @click.option("--ray-address", default="", metavar="HOST:PORT", help="Join this Ray cluster instead of starting one.")
+@click.option("--allow-faults", is_flag=True, help="Let whoever reaches the workers break them. For drills only.")
 @name_option
 @told_in_one_line
 def up(  # noqa: PLR0913 - one for each option
@@ -37,6 +38,7 @@ def up(  # noqa: PLR0913 - one for each option
     cores: int,
     kv_memory_mb: int,
     ray_address: str,
+    allow_faults: bool,
     name: str,
 ) -> None:
     """Start a cluster and wait until it serves.
@@ -63,6 +65,7 @@ def up(  # noqa: PLR0913 - one for each option
         pin_cores=not ray_address,
         dtype=dtype,
         name=name,
+        allow_faults=allow_faults,
     )
     record = start_with_view(spec, ray_address)
     option = "" if name == DEFAULT_CLUSTER_NAME else f" --name {name}"

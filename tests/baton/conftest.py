@@ -8,7 +8,7 @@ import pytest
 
 from baton.channel import bind, server
 from baton.error_interceptor import ErrorInterceptor
-from baton.errors import ModelNotFound, Unavailable
+from baton.errors import InvalidRequest, ModelNotFound, Unavailable
 from baton.v1 import inference_pb2, inference_pb2_grpc, request_pb2
 
 Serve = Callable[[Callable[[grpc.aio.Server], None]], Awaitable[str]]
@@ -36,6 +36,7 @@ class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self) -> None:
         self.requests: list[inference_pb2.GenerateRequest] = []
+        self.aborted: list[str] = []
         self.is_waiting = asyncio.Event()
         self.was_cancelled = asyncio.Event()
 
@@ -56,6 +57,12 @@ class ScriptedInference(inference_pb2_grpc.InferenceServiceServicer):
             timeline = request_pb2.Timeline(decode_worker="decode-0", ttft_s=0.25)
             finish = inference_pb2.Finish(reason=request_pb2.FINISH_REASON_LENGTH, usage=usage, timeline=timeline)
             yield inference_pb2.GenerateResponse(finish=finish)
+
+    async def Abort(self, request, context):  # noqa: N802 - the name in the .proto
+        if not request.request_id:
+            raise InvalidRequest("request_id is empty")
+        self.aborted.append(request.request_id)
+        return inference_pb2.AbortResponse(num_aborted=len(self.aborted))
 
     async def GetModelInfo(self, request, context):  # noqa: N802 - the name in the .proto
         return inference_pb2.GetModelInfoResponse(model="tiny", context_window_tokens=64)

@@ -26,12 +26,12 @@ async def test_read_returns_the_whole_text(client):
 
 
 async def test_the_request_arrives_as_it_was_asked_for(client, inference):
-    stream = client.generate("Hi", temperature=0, seed=0, max_tokens=5, request_id="mine")
+    stream = client.generate("Hi", temperature=0, seed=0, max_tokens=5, request_id="mine", priority=-3)
     await stream.read()
     (request,) = inference[0].requests
     assert request.sampling.HasField("temperature")
     assert request.sampling.HasField("seed")
-    assert request.stopping.max_tokens == 5
+    assert (request.stopping.max_tokens, request.priority) == (5, -3)
     assert stream.request_id == "mine"
 
 
@@ -91,6 +91,18 @@ async def test_the_deadline_ends_the_request(client, inference):
     await asyncio.wait_for(inference[0].was_cancelled.wait(), 10)
 
 
+async def test_abort_names_the_request_and_tells_how_many_there_were(client, inference):
+    assert [await client.abort("r-1"), await client.abort("r-2")] == [1, 2]
+    assert inference[0].aborted == ["r-1", "r-2"]
+
+
+@pytest.mark.parametrize("request_id", ["", "\ud83d"])
+async def test_abort_of_what_is_no_id_is_refused(client, inference, request_id):
+    with pytest.raises(InvalidRequest, match="request_id"):
+        await client.abort(request_id)
+    assert not inference[0].aborted
+
+
 async def test_model_info(client):
     assert (await client.model_info()).model == "tiny"
 
@@ -99,5 +111,7 @@ async def test_no_server_is_unavailable():
     async with baton.AsyncClient("127.0.0.1:1") as client:
         with pytest.raises(Unavailable):
             await client.model_info()
+        with pytest.raises(Unavailable):
+            await client.abort("r-1")
         with pytest.raises(Unavailable):
             await client.generate("Hi").read()

@@ -46,12 +46,18 @@ def test_the_other_options_arrive():
             "model": "m",
             "request_id": "r",
             "cache_salt": "s",
+            "priority": -100,
             "timeout_s": 3.0,
         },
     )
     assert list(request.stopping.stop_token_ids) == [7, 0]
     assert request.stopping.ignore_eos
-    assert (request.model, request.request_id, request.cache_salt) == ("m", "r", "s")
+    assert (request.model, request.request_id, request.cache_salt, request.priority) == ("m", "r", "s", -100)
+
+
+def test_a_priority_of_its_own_is_sent_only_if_there_is_one():
+    for options in ({}, {"priority": None}, {"priority": 0}):
+        assert build_request("Hi", options) == build_request("Hi", {})
 
 
 @pytest.mark.parametrize(
@@ -71,6 +77,8 @@ def test_the_other_options_arrive():
         ("Hi", {"seed": -1}, "sampling.seed"),
         ("Hi", {"stop_token_ids": [-1]}, "stopping.stop_token_ids"),
         ("Hi", {"cache_salt": "\udc00"}, "cache_salt"),
+        ("Hi", {"priority": 2**31}, "priority"),
+        ("Hi", {"priority": 0.5}, "priority"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_by_its_field(prompt, options, field):

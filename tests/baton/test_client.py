@@ -33,10 +33,11 @@ async def test_chunks_arrive_in_order_and_add_up(run):
 
 async def test_read_returns_the_whole_text(run, inference):
     messages = [{"role": "user", "content": "Hi"}]
-    assert await run(lambda client: client.generate(messages, temperature=0).read()) == "Hello"
+    assert await run(lambda client: client.generate(messages, temperature=0, priority=7).read()) == "Hello"
     (request,) = inference[0].requests
     assert request.chat.messages[0].content == "Hi"
     assert request.sampling.HasField("temperature")
+    assert request.priority == 7
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,17 @@ async def test_the_deadline_ends_the_request(run, inference):
     await asyncio.wait_for(inference[0].was_cancelled.wait(), 10)
 
 
+async def test_abort_names_the_request_and_tells_how_many_there_were(run, inference):
+    assert await run(lambda client: [client.abort("r-1"), client.abort("r-2")]) == [1, 2]
+    assert inference[0].aborted == ["r-1", "r-2"]
+
+
+async def test_abort_without_an_id_is_refused(run, inference):
+    with pytest.raises(InvalidRequest):
+        await run(lambda client: client.abort(""))
+    assert not inference[0].aborted
+
+
 async def test_model_info(run):
     assert (await run(lambda client: client.model_info())).context_window_tokens == 64
 
@@ -88,5 +100,7 @@ def test_no_server_is_unavailable():
     with baton.Client("127.0.0.1:1") as client:
         with pytest.raises(Unavailable):
             client.model_info()
+        with pytest.raises(Unavailable):
+            client.abort("r-1")
         with pytest.raises(Unavailable):
             client.generate("Hi").read()

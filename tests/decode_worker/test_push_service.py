@@ -12,6 +12,7 @@ from worker_rig import (
     read_tokens,
 )
 
+from baton.errors import BatonError
 from baton.v1 import kv_transfer_pb2, worker_pb2
 from kv_transfer.frame import prompt_hash
 from prefill_worker.push import open_push
@@ -70,14 +71,14 @@ async def complete(prefill, decode_call, ticket, **changes):
         changed = {name: change(fields[name]) for name, change in changes.items()}
         commit = kv_transfer_pb2.PushCommit(**(fields | changed))
         await push._call.write(kv_transfer_pb2.PushRequest(commit=commit))
-        return push._call
+        return push
 
 
 async def test_a_push_by_hand_is_decoded(workers):
     prefill, decode = workers
     call, ticket = await reserve(decode)
     push = await complete(prefill, call, ticket)
-    assert (await push.read()).HasField("committed")
+    await push.answer
     assert (await read(call, "committed")).kv_bytes == 33 * 46_080
     assert (await read_tokens(call))[0] == HELLO_ANSWER[1:]
 
@@ -96,7 +97,9 @@ async def test_a_commit_that_does_not_tell_what_arrived_is_never_decoded(workers
     prefill, decode = workers
     call, ticket = await reserve(decode)
     push = await complete(prefill, call, ticket, **changes)
-    await refused(push, code, "decode-0")
+    with pytest.raises(BatonError, match="decode-0") as caught:
+        await push.answer
+    assert caught.value.code is code
     await refused(call, code, "decode-0")
     await eventually(lambda: decode.is_clean)
     assert decode.num_cached_blocks == 0
@@ -159,7 +162,7 @@ async def test_a_second_push_is_refused_and_does_no_harm_to_the_first(workers):
         second = await open_by_hand(decode, opening(decode, ticket))
         await refused(second, grpc.StatusCode.NOT_FOUND, ticket.id)
         push.sender.layer_ready(range(30), range(len(PROMPT)), sequence.block_ids)
-        await push.commit(PROMPT, first_token_id)
+        await push.commit(await push.delivered(), PROMPT, first_token_id)
     third = await open_by_hand(decode, opening(decode, ticket))
     await refused(third, grpc.StatusCode.NOT_FOUND, ticket.id)
     await read(call, "committed")

@@ -69,6 +69,7 @@ def test_kv_of_the_last_token_is_not_counted() -> None:
         {"max_batch_sequences": 0},
         {"max_prefill_chunk_tokens": 0},
         {"admission_window": 0},
+        {"age_turn_steps": 0},
         {"watermark_blocks": -1},
         {"max_waiting": -1},
     ],

@@ -72,7 +72,9 @@ def test_shared_blocks_stay_until_the_last_owner_is_gone() -> None:
     pool = BlockPool(num_blocks=1, block_size=16)
     blocks = pool.allocate(1)
     pool.acquire(blocks)
+    assert pool.num_owners(blocks[0]) == 2
     pool.release(blocks)
+    assert pool.num_owners(blocks[0]) == 1
     with pytest.raises(OutOfBlocks):
         pool.allocate(1)
     pool.release(blocks)
@@ -122,9 +124,15 @@ def test_misuse_raises() -> None:
 
 
 def test_a_ledger_that_does_not_add_up_says_so() -> None:
-    Ledger(total=6, free=1, cached=2, owned=3).check()
-    with pytest.raises(LedgerError, match=r"1 free \+ 2 cached \+ 2 owned .* 6"):
+    Ledger(total=6, free=1, cached=2, owned=2, in_flight=1).check()
+    with pytest.raises(LedgerError, match=r"1 free \+ 2 cached \+ 2 owned \+ 0 in flight .* 6"):
         Ledger(total=6, free=1, cached=2, owned=2).check()
+
+
+def test_blocks_in_flight_do_not_count_as_owned() -> None:
+    pool = BlockPool(num_blocks=5, block_size=16)
+    pool.allocate(4)
+    assert pool.ledger(num_in_flight=3) == Ledger(total=5, free=1, cached=0, owned=1, in_flight=3)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -205,6 +213,7 @@ class PoolMachine(RuleBasedStateMachine):
         ledger = self.pool.ledger()
         ledger.check()
         assert ledger.owned == len(self.owners)
+        assert {b: self.pool.num_owners(b) for b in range(6)} == {b: self.owners[b] for b in range(6)}
         assert ledger.cached == len(self.recency)
         assert self.pool.num_available == 6 - len(self.owners)
 

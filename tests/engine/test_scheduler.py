@@ -8,7 +8,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
 from engine.scheduler_config import SchedulerConfig
 from engine.sequence import FinishReason, Sequence, SequenceStatus
-from engine.step_plan import SequenceOutput, StepPlan, StepResult
+from engine.step_plan import SequenceOutput, StepOutcome, StepPlan, StepResult
 
 
 def _scheduler(num_blocks: int = 64, block_size: int = 16, **limits: int) -> Scheduler:
@@ -26,7 +26,9 @@ def _distinct(start: int, count: int) -> list[int]:
 
 
 def _commit(scheduler: Scheduler, plan: StepPlan, token_id: int = 5) -> list[SequenceOutput]:
-    return scheduler.commit(plan, StepResult({r.sequence_id: token_id for r in plan.sequences if r.sample}))
+    outcome = scheduler.commit(plan, StepResult({r.sequence_id: token_id for r in plan.sequences if r.sample}))
+    assert outcome.failed_ids == []
+    return outcome.outputs
 
 
 def _step(scheduler: Scheduler) -> dict[str, int]:
@@ -59,7 +61,7 @@ class TestOneSequence:
             outputs += _commit(scheduler, plan)
         assert starts == [(0, 8, False, 1), (8, 8, False, 1), (16, 4, True, 2), (20, 1, True, 2), (21, 1, True, 2)]
         assert [o.finish_reason for o in outputs] == [None, None, FinishReason.LENGTH]
-        assert not scheduler.has_work
+        assert scheduler.num_sequences == 0
         assert scheduler.ledger() == Ledger(total=64, free=63, cached=1, owned=0)
 
     def test_stop_token_ends_and_is_counted(self) -> None:
@@ -83,7 +85,7 @@ class TestOneSequence:
         assert seq.status is SequenceStatus.HELD
         assert scheduler.ledger().owned == 2
         assert scheduler.schedule() is None
-        assert not scheduler.has_work
+        assert scheduler.num_running == 0
         scheduler.abort("a")
         assert scheduler.ledger() == Ledger(total=64, free=62, cached=2, owned=0)
         with pytest.raises(UnknownSequence):
@@ -104,8 +106,6 @@ class TestOneSequence:
         assert plan is not None
         with pytest.raises(RuntimeError, match="in flight"):
             scheduler.schedule()
-        with pytest.raises(ValueError, match="no token for"):
-            scheduler.commit(plan, StepResult({}))
         _commit(scheduler, plan)
         with pytest.raises(ValueError, match="not the one in flight"):
             _commit(scheduler, plan)
@@ -177,7 +177,9 @@ class TestPrefixCache:
             _step(scheduler)
         scheduler.activate("y", 5)
         assert scheduler.ledger() == Ledger(total=7, free=1, cached=3, owned=3)
-        scheduler.add(_seq("big", [3, 3, 3, 3]))
+        big = _seq("big", [3, 3, 3, 3])
+        big.priority = -1
+        scheduler.add(big)
         scheduler.add(_seq("late", [7, 7, 8, 8, 9]))
         assert _step(scheduler) == {"y": 1, "big": 4}
         _drain(scheduler)
@@ -211,6 +213,32 @@ class TestInFlight:
         assert scheduler.ledger() == Ledger(total=64, free=64, cached=0, owned=0)
         assert _step(scheduler) == {"b": 20, "c": 20}
 
+    def test_a_step_that_brings_too_few_tokens_fails_those_that_lack_one(self) -> None:
+        scheduler = _scheduler(max_step_tokens=41)
+        for i, sequence_id in enumerate(["fine", "short", "aborted"]):
+            scheduler.add(_seq(sequence_id, _distinct(1 + i, 10), max_tokens=2))
+        partial = _seq("partial", _distinct(9, 40), max_tokens=2)
+        scheduler.add(partial)
+        plan = scheduler.schedule()
+        assert plan is not None
+        scheduler.abort("aborted")
+        outcome = scheduler.commit(plan, StepResult({"fine": 5}))
+        assert outcome == StepOutcome([SequenceOutput("fine", (5,))], ["short"])
+        assert scheduler.num_sequences == 2
+        assert partial.num_computed_tokens == 11
+        assert scheduler.ledger().cached == 0, "what was computed for the failed ones is not to be found"
+        assert _step(scheduler) == {"fine": 1, "partial": 29}
+        _drain(scheduler)
+
+    def test_a_reserved_sequence_counts_as_in_flight_but_for_what_is_cached(self) -> None:
+        scheduler = _scheduler()
+        scheduler.add(_seq("before", _distinct(1, 40)))
+        _drain(scheduler)
+        assert scheduler.reserve(_seq("a", _distinct(1, 60), max_tokens=5)) == 32
+        assert scheduler.ledger() == Ledger(total=64, free=60, cached=0, owned=2, in_flight=2)
+        scheduler.activate("a", 5)
+        assert scheduler.ledger() == Ledger(total=64, free=60, cached=0, owned=4, in_flight=0)
+
     def test_abort_in_every_state(self) -> None:
         scheduler = _scheduler()
         scheduler.add(_seq("held", _distinct(1, 20), hold=True))
@@ -222,7 +250,7 @@ class TestInFlight:
         for sequence_id in ("held", "running", "waiting", "reserved", "reserved", "", "never seen"):
             scheduler.abort(sequence_id)
         assert scheduler.num_sequences == scheduler.num_running == scheduler.num_waiting == 0
-        assert scheduler.num_reserved == scheduler.num_in_flight_blocks == 0
+        assert scheduler.num_reserved == 0
         assert scheduler.ledger() == Ledger(total=64, free=62, cached=2, owned=0)
 
     def test_an_active_sequence_may_end_at_its_first_token(self) -> None:

@@ -1,5 +1,7 @@
 """Whatever is called in whatever order: KV is never overwritten while needed, limits hold, and all work ends.
 
+What is handed back for lack of blocks goes on in a new sequence, as it would on another worker.
+
 The device is simulated by what each KV slot holds: a key of all tokens up to it. A step checks the slots it
 reads and writes its own only at commit, as late as possible; the next token is a function of all before it.
 """
@@ -12,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.admission import NeverFits, QueueFull
 from engine.block_pool import BlockPool, OutOfBlocks
+from engine.ledger_audit import Repair
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
 from engine.scheduler_config import SchedulerConfig
@@ -69,6 +72,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         watermark=st.integers(0, 2),
         max_bypasses=st.integers(0, 3),
         window=st.integers(1, 4),
+        age_turn=st.integers(1, 4),
     )
     def start(
         self,
@@ -79,6 +83,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         watermark: int,
         max_bypasses: int,
         window: int,
+        age_turn: int,
     ) -> None:
         self.config = SchedulerConfig(
             max_step_tokens=max_batch + extra_tokens,
@@ -89,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             watermark_blocks=watermark,
             admission_window=window,
             max_bypasses=max_bypasses,
+            age_turn_steps=age_turn,
         )
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
         self.scheduler = Scheduler(self.config, self.pool, "model")
@@ -97,12 +103,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.emitted: dict[str, list[int]] = {}
         self.plan: StepPlan | None = None
         self.plan_seqs: dict[str, Sequence] = {}
+        self.continuations: list[Sequence] = []  # of those handed back
 
-    def _new(self, prompt: list[int], max_tokens: int, salt: str, hold: bool = False) -> Sequence:
+    def _new(self, prompt: list[int], max_tokens: int, salt: str, hold: bool = False, priority: int = 0) -> Sequence:
         # Ids are used again as soon as they are free, also while an aborted one is in flight.
         sequence_id = next(str(i) for i in range(99) if str(i) not in self.live)
         sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=frozenset([STOP_TOKEN]))
-        return Sequence(sequence_id, list(prompt), len(prompt), sampling, salt, hold)
+        return Sequence(sequence_id, list(prompt), len(prompt), sampling, salt, hold, priority)
 
     def _enter(self, seq: Sequence) -> None:
         self.live[seq.sequence_id] = seq
@@ -130,9 +137,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 14),
         salt=st.sampled_from(["", "", "a"]),
         hold=st.sampled_from([0, 0, 1]),
+        priority=st.integers(0, 2),
     )
-    def add(self, prompt: list[int], max_tokens: int, salt: str, hold: int) -> None:
-        seq = self._new(prompt, max_tokens, salt, bool(hold))
+    def add(self, prompt: list[int], max_tokens: int, salt: str, hold: int, priority: int) -> None:
+        seq = self._new(prompt, max_tokens, salt, bool(hold), priority)
         try:
             self.scheduler.add(seq)
         except NeverFits:
@@ -143,9 +151,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             self._enter(seq)
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 14), salt=st.sampled_from(["", "", "a"]))
-    def reserve(self, prompt: list[int], max_tokens: int, salt: str) -> None:
-        seq = self._new(prompt, max_tokens, salt)
+    @precondition(lambda self: self.continuations and self.scheduler.num_waiting < 8)
+    @rule()
+    def go_on(self) -> None:
+        handed_back = self.continuations.pop()
+        max_tokens = handed_back.sampling.max_tokens - handed_back.num_output_tokens
+        seq = self._new(handed_back.token_ids, max_tokens, handed_back.cache_salt, priority=handed_back.priority)
+        self.scheduler.add(seq)
+        self._enter(seq)
+
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 14),
+        salt=st.sampled_from(["", "", "a"]),
+        priority=st.integers(0, 2),
+    )
+    def reserve(self, prompt: list[int], max_tokens: int, salt: str, priority: int) -> None:
+        seq = self._new(prompt, max_tokens, salt, priority=priority)
         before = self.pool.ledger(), self.pool.num_available
         try:
             num_cached = self.scheduler.reserve(seq)
@@ -192,7 +214,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.plan is None)
     @rule()
     def schedule(self) -> None:
+        running = {i: self.live[i] for i in self._with_status(SequenceStatus.RUNNING)}
         self.plan = self.scheduler.schedule()
+        self._take_handed_back(running)
         if self.plan is None:
             return
         rows = self.plan.sequences
@@ -209,6 +233,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert chunk is None or len(row.token_ids) <= chunk
             self.device.check(seq, row.block_ids, row.start)
 
+    def _take_handed_back(self, running: dict[str, Sequence]) -> None:
+        handed_back = [self.live.pop(i) for i in self.scheduler.take_handed_back()]
+        assert self.scheduler.take_handed_back() == []
+        rows = {} if self.plan is None else {r.sequence_id: self.live[r.sequence_id] for r in self.plan.sequences}
+        for seq in handed_back:
+            assert running[seq.sequence_id] is seq
+            assert not seq.hold_after_prefill
+            assert (seq.status, seq.block_ids) == (SequenceStatus.FINISHED, [])
+            assert any(s.rank < seq.rank for s in rows.values()), "for somebody more important or older"
+            assert seq.token_ids[seq.num_prompt_tokens :] == self.emitted[seq.sequence_id]
+            assert self.emitted[seq.sequence_id] != _answer(
+                seq.token_ids[: seq.num_prompt_tokens], seq.sampling.max_tokens
+            )
+            self.continuations.append(seq)
+
     def _run(self) -> StepResult:
         assert self.plan is not None
         for row in self.plan.sequences:
@@ -223,12 +262,27 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         result = self._run()
+        self._commit(result)
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(data=st.data(), often=st.integers(0, 9))
+    def commit_too_few_tokens(self, data: st.DataObject, often: int) -> None:
+        sampled = self._run().sampled
+        if sampled and not often:
+            kept = data.draw(st.sets(st.sampled_from(sorted(sampled))))
+            self._commit(StepResult({i: sampled[i] for i in kept}))
+
+    def _commit(self, result: StepResult) -> None:
         plan, self.plan = self.plan, None
-        outputs = self.scheduler.commit(plan, result)
+        outcome = self.scheduler.commit(plan, result)
         still_live = {i for i, s in self.plan_seqs.items() if self.live.get(i) is s}
-        assert {o.sequence_id for o in outputs} == still_live & result.sampled.keys()
-        for output in outputs:
+        asked = {r.sequence_id for r in plan.sequences if r.sample}
+        assert {o.sequence_id for o in outcome.outputs} == still_live & result.sampled.keys()
+        assert set(outcome.failed_ids) == still_live & asked - result.sampled.keys()
+        for output in outcome.outputs:
             self._take_output(output)
+        for sequence_id in outcome.failed_ids:
+            del self.live[sequence_id]
 
     @precondition(lambda self: self.plan is not None)
     @rule(often=st.integers(0, 9))
@@ -256,7 +310,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         holders = {id(s): s for s in self.live.values()}
         if self.plan is not None:
             holders |= {id(s): s for s in self.plan_seqs.values()}
-        assert ledger.owned == len({b for s in holders.values() for b in s.block_ids})
+        assert ledger.owned + ledger.in_flight == len({b for s in holders.values() for b in s.block_ids})
+        reserved = [self.live[i] for i in self._with_status(SequenceStatus.RESERVED)]
+        assert ledger.in_flight == sum(len(s.block_ids) - s.num_cached_tokens // BLOCK_SIZE for s in reserved)
+        assert self.scheduler.audit() == Repair(0, "")
         for seq in self.live.values():
             assert bool(seq.block_ids) == (seq.status is not SequenceStatus.WAITING)
             assert seq.num_cached_tokens <= max(0, seq.num_prompt_tokens - 1)
@@ -264,29 +321,37 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.num_running == len(self._with_status(SequenceStatus.RUNNING))
         assert self.scheduler.num_waiting == len(self._with_status(SequenceStatus.WAITING))
         assert self.scheduler.num_reserved == len(self._with_status(SequenceStatus.RESERVED))
-        assert 0 <= self.scheduler.num_in_flight_blocks <= ledger.owned
+
+    def _owners_act(self) -> None:
+        for sequence_id in self._with_status(SequenceStatus.RESERVED):
+            self._activate(sequence_id)
+        for sequence_id in self._with_status(SequenceStatus.HELD):
+            self._release(sequence_id)
 
     def teardown(self) -> None:
         """Once KV arrives and held blocks are fetched, all work ends within a bound of steps."""
         if not hasattr(self, "scheduler"):
             return
-        num_tokens = sum(s.num_prompt_tokens + s.sampling.max_tokens for s in self.live.values())
-        max_steps = 2 + num_tokens * (len(self.live) + 1)  # each preemption may cost the tokens of one again
-        for _ in range(max_steps):
-            for sequence_id in self._with_status(SequenceStatus.RESERVED):
-                self._activate(sequence_id)
-            for sequence_id in self._with_status(SequenceStatus.HELD):
-                self._release(sequence_id)
+        sequences = [*self.live.values(), *self.continuations]
+        num_tokens = sum(len(s.token_ids) + s.sampling.max_tokens for s in sequences)
+        # Each time the first in rank ends, all others may have been handed back and begin again.
+        for _ in range(2 + num_tokens * (len(sequences) + 1) * self.config.age_turn_steps):
+            while self.continuations and self.scheduler.num_waiting < 8:
+                self.go_on()
+            self._owners_act()
             if self.plan is None:
                 self.schedule()
-                assert (self.plan is not None) == self.scheduler.has_work
-            if self.plan is None:
+            if self.plan is not None:
+                self.commit()
+                continue
+            assert not self.live, "nobody is stuck"
+            if not self.continuations:
                 break
-            self.commit()
         assert not self.live
+        assert not self.continuations
         assert self.scheduler.num_queued_tokens == 0
         ledger = self.scheduler.ledger()
-        assert (ledger.owned, ledger.free + ledger.cached) == (0, self.pool.num_blocks)
+        assert (ledger.owned, ledger.in_flight, ledger.free + ledger.cached) == (0, 0, self.pool.num_blocks)
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,4 +1,4 @@
-"""Hand-worked steps: who computes how much, who is admitted, who is preempted, and that nobody starves."""
+"""Hand-worked steps: who computes how much, who is admitted, who is handed back, and that nobody starves."""
 
 import pytest
 
@@ -16,8 +16,8 @@ def _scheduler(num_blocks: int = 64, block_size: int = 16, **limits: int) -> Sch
     return Scheduler(SchedulerConfig(**(defaults | limits)), BlockPool(num_blocks, block_size), "model")
 
 
-def _seq(sequence_id: str, prompt: list[int], max_tokens: int = 1) -> Sequence:
-    return Sequence(sequence_id, list(prompt), len(prompt), SamplingParams(max_tokens=max_tokens))
+def _seq(sequence_id: str, prompt: list[int], max_tokens: int = 1, *, priority: int = 0) -> Sequence:
+    return Sequence(sequence_id, list(prompt), len(prompt), SamplingParams(max_tokens=max_tokens), priority=priority)
 
 
 def _distinct(start: int, count: int) -> list[int]:
@@ -52,8 +52,7 @@ class TestSharing:
             scheduler.add(_seq(f"short{i}", _distinct(2 + i, 5)))
             assert _step(scheduler) == {"long": 59, f"short{i}": 5}
             num_steps += 3
-        while scheduler.has_work:
-            _step(scheduler)
+        while _step(scheduler):
             num_steps += 1
         assert num_steps <= 32 * 1.25  # 2000 / 64 alone
 
@@ -108,45 +107,95 @@ class TestBlocksRunOut:
         with pytest.raises(NeverFits):
             getattr(scheduler, first)(_seq("a", _distinct(1, 129)))
 
-    def test_the_youngest_is_preempted_and_computed_again(self) -> None:
+    @pytest.mark.parametrize("priorities", [(0, 0), (1, 1), (0, 1), (-2, 7)])
+    def test_the_youngest_of_equals_or_the_least_important_is_handed_back(self, priorities: tuple[int, int]) -> None:
         scheduler = _scheduler(num_blocks=4, block_size=4)
-        old, young = _seq("old", _distinct(1, 7), max_tokens=8), _seq("young", _distinct(2, 7), max_tokens=3)
+        old = _seq("old", _distinct(1, 7), max_tokens=8, priority=priorities[0])
+        young = _seq("young", _distinct(2, 7), max_tokens=3, priority=priorities[1])
         scheduler.add(old)
         scheduler.add(young)
         assert _step(scheduler) == {"old": 7, "young": 7}
         assert _step(scheduler) == {"old": 1, "young": 1}
+        assert scheduler.take_handed_back() == []
         # Both have 8 tokens in 2 blocks and a ninth to compute. The old one takes a block of the young one.
         assert _step(scheduler) == {"old": 1}
-        assert young.status is SequenceStatus.WAITING
-        assert young.block_ids == []
-        assert young.num_preemptions == 1
+        assert scheduler.take_handed_back() == ["young"]
+        assert scheduler.take_handed_back() == []
+        assert (young.status, young.block_ids) == (SequenceStatus.FINISHED, [])
+        assert young.token_ids == [*_distinct(2, 7), 5, 5], "two were generated, and are kept for who goes on"
+        assert (scheduler.num_sequences, scheduler.ledger().owned) == (1, 3)
+        scheduler.abort("young")
         _drain(scheduler)
         assert len(old.token_ids) == 15
-        assert len(young.token_ids) == 10
 
-    def test_a_preempted_one_finds_what_is_left_but_reports_no_cached_prompt(self) -> None:
-        scheduler = _scheduler(num_blocks=5, block_size=4)
-        old, young = _seq("old", _distinct(1, 7), max_tokens=8), _seq("young", _distinct(2, 7), max_tokens=3)
-        scheduler.add(old)
-        scheduler.add(young)
-        while old.status is not SequenceStatus.FINISHED:
-            _step(scheduler)
-        # The old one needed 4 blocks: one of the two that the young one had filled is still there.
-        assert _step(scheduler) == {"young": 9 - 4}
-        assert young.num_preemptions == 1
-        assert young.num_cached_tokens == 0
+    def test_the_more_important_takes_a_block_of_an_older_one(self) -> None:
+        scheduler = _scheduler(num_blocks=4, block_size=4)
+        scheduler.add(_seq("old", _distinct(1, 7), max_tokens=8, priority=1))
+        scheduler.add(_seq("young", _distinct(2, 7), max_tokens=3))
+        steps = [_step(scheduler) for _ in range(3)]
+        assert steps == [{"old": 7, "young": 7}, {"old": 1, "young": 1}, {"young": 1}]
+        assert scheduler.take_handed_back() == ["old"]
 
-    def test_nobody_is_admitted_in_a_step_that_preempts(self) -> None:
+    def test_the_least_important_goes_before_the_youngest(self) -> None:
+        scheduler = _scheduler(num_blocks=7, block_size=4)
+        for sequence_id, priority, num_prompt in (("first", 0, 7), ("low", 1, 5), ("last", 0, 5)):
+            scheduler.add(_seq(sequence_id, _distinct(len(sequence_id), num_prompt), max_tokens=8, priority=priority))
+        _step(scheduler)
+        scheduler.reserve(_seq("reserved", _distinct(9, 3)))
+        _step(scheduler)
+        assert scheduler.take_handed_back() == []
+        _step(scheduler)
+        assert scheduler.take_handed_back() == ["low"]
+
+    def test_nobody_is_handed_back_in_vain(self) -> None:
+        """The youngest shares its only block with a reserved one, so its end would bring nothing."""
+        scheduler = _scheduler(num_blocks=4, block_size=4)
+        for i, sequence_id in enumerate(["asker", "middle", "youngest"]):
+            scheduler.add(_seq(sequence_id, _distinct(i, 3), max_tokens=9))
+        assert _step(scheduler) == {"asker": 3, "middle": 3, "youngest": 3}
+        assert _step(scheduler) == {"asker": 1, "middle": 1, "youngest": 1}
+        assert scheduler.reserve(_seq("reserved", [*_distinct(2, 3), 5, 7])) == 4
+        assert _step(scheduler) == {"asker": 1}
+        assert scheduler.take_handed_back() == ["middle"]
+
+    def test_a_sequence_with_a_row_in_the_step_is_not_handed_back(self) -> None:
+        """In a step by age the old one comes first, though it is less important; the next step is not by age."""
+        scheduler = _scheduler(num_blocks=5, block_size=4, age_turn_steps=3)
+        scheduler.add(_seq("old", _distinct(1, 7), max_tokens=9, priority=1))
+        scheduler.add(_seq("young", _distinct(2, 7), max_tokens=9))
+        steps = [_step(scheduler) for _ in range(4)]
+        assert steps == [{"old": 7, "young": 7}, {"old": 1, "young": 1}, {"old": 1}, {"young": 1}]
+        assert scheduler.take_handed_back() == ["old"]
+
+    def test_what_is_left_of_a_hand_back_may_be_used_at_once(self) -> None:
         scheduler = _scheduler(num_blocks=5, block_size=4)
         scheduler.add(_seq("old", _distinct(1, 7), max_tokens=8))
         scheduler.add(_seq("young", _distinct(2, 11), max_tokens=6))
         scheduler.add(_seq("small", _distinct(3, 2)))
         assert _step(scheduler) == {"old": 7, "young": 11}
         assert _step(scheduler) == {"old": 1, "young": 1}
-        assert _step(scheduler) == {"old": 1}
         assert _step(scheduler) == {"old": 1, "small": 2}
+        assert scheduler.take_handed_back() == ["young"]
 
-    def test_a_prefill_to_be_held_is_not_preempted(self) -> None:
+    def test_nobody_new_gets_blocks_before_one_that_skipped_a_step_for_lack_of_one(self) -> None:
+        """4 blocks: `low` wants a third when the reserved one has two."""
+        scheduler = _scheduler(num_blocks=4, block_size=4)
+        low = _seq("low", _distinct(1, 7), max_tokens=4, priority=9)
+        scheduler.add(low)
+        scheduler.reserve(_seq("important", _distinct(2, 5), max_tokens=2))
+        assert [_step(scheduler) for _ in range(3)] == [{"low": 7}, {"low": 1}, {}]
+        scheduler.add(_seq("waiting", _distinct(3, 3)))
+        assert _step(scheduler) == {}
+        scheduler.abort("important")
+        with pytest.raises(OutOfBlocks, match="lacks a KV block"):
+            scheduler.reserve(_seq("new", _distinct(4, 7)))
+        assert _step(scheduler) == {"low": 1, "waiting": 3}
+        scheduler.reserve(_seq("new", _distinct(4, 3)))
+        scheduler.activate("new", 5)
+        _drain(scheduler)
+        assert low.num_output_tokens == 4
+
+    def test_a_prefill_to_be_held_is_not_handed_back(self) -> None:
         """Its KV is being pushed while it is computed: the older one waits for its end instead."""
         scheduler = _scheduler(num_blocks=4, block_size=4, max_step_tokens=10, max_prefill_chunk_tokens=3)
         scheduler.add(_seq("old", _distinct(1, 3), max_tokens=8))
@@ -169,9 +218,9 @@ class TestBlocksRunOut:
         for _ in range(4):
             _step(scheduler)
         # Two blocks each; the running one needs a third, which only the end of the reserved one brings.
-        assert scheduler.num_in_flight_blocks == 2
+        assert scheduler.ledger().in_flight == 2
         assert scheduler.schedule() is None
-        assert scheduler.has_work
+        assert scheduler.num_running == 1
         scheduler.activate("reserved", 5)
         _drain(scheduler)
         assert len(running.token_ids) == 12
@@ -183,7 +232,7 @@ class TestBlocksRunOut:
         with pytest.raises(OutOfBlocks):
             scheduler.reserve(_seq("b", _distinct(2, 48), max_tokens=40))
         scheduler.reserve(_seq("b", _distinct(2, 31), max_tokens=40))
-        assert scheduler.ledger().owned == 7
+        assert scheduler.ledger().in_flight == 7
         scheduler.activate("b", 5)
         scheduler.activate("a", 5)
         _drain(scheduler)
@@ -225,7 +274,7 @@ class TestBlocksRunOut:
         scheduler.add(_seq("large", _distinct(2, 16)))
         _step(scheduler)
         scheduler.reserve(_seq("r0", _distinct(3, 2)))
-        with pytest.raises(OutOfBlocks, match="passed over 1 times"):
+        with pytest.raises(OutOfBlocks, match="overtaken 1 times"):
             scheduler.reserve(_seq("r1", _distinct(4, 2)))
         scheduler.activate("r0", 5)
         _drain(scheduler)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from kv_transfer.errors import (
     ChecksumMismatch,
+    DuplicateFrame,
+    EpochMismatch,
     Incomplete,
     KvTransferError,
     OutOfRange,
@@ -132,6 +134,49 @@ async def test_close_waits_for_a_write_in_flight(new_pool: NewPool) -> None:
     with pytest.raises(TicketUnknown):
         await sink.write(frame(number=1))
     assert (sink.stale_writes, sink.num_open) == (2, 0)
+
+
+async def test_closing_now_tells_whether_the_blocks_may_have_another_use(new_pool: NewPool) -> None:
+    pool = SlowPool(new_pool(LAYOUT, 5, 1)._tensor, LAYOUT)
+    sink = opened(pool)
+    writing = asyncio.create_task(sink.write(frame()))
+    await begun(pool)
+    assert not sink.close_now(TICKET)
+    with pytest.raises(TicketClosed):
+        await sink.write(frame(number=1))
+    pool.go_on.set()
+    await writing
+    assert sink.close_now(TICKET)
+    assert sink.state(TICKET) is None
+    assert sink.num_open == 0
+
+
+async def test_a_second_copy_is_refused_when_the_first_is_in_place_and_not_before(new_pool: NewPool) -> None:
+    """The refusal stands in for the acknowledgement of the first one, so that a commit may follow it."""
+    pool = SlowPool(new_pool(LAYOUT, 5, 1)._tensor, LAYOUT)
+    sink = opened(pool)
+    data = frame()
+    first = asyncio.create_task(sink.write(data))
+    await begun(pool)
+    second = asyncio.create_task(sink.write(data))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not second.done()
+    pool.go_on.set()
+    with pytest.raises(DuplicateFrame):
+        await second
+    sink.commit(TICKET, claim_of(data))
+    await first
+    with pytest.raises(TicketClosed):
+        await sink.write(data)
+    assert sink.stale_writes == 2
+
+
+async def test_only_this_life_is_meant(new_pool: NewPool) -> None:
+    sink = LandingSink(EPOCH, new_pool(LAYOUT, 5, 1))
+    sink.check_epoch(EPOCH)
+    with pytest.raises(EpochMismatch, match=f"0123456789abcdef.*{EPOCH}"):
+        sink.check_epoch("0123456789abcdef")
 
 
 async def test_a_write_whose_caller_is_gone_is_still_in_flight(new_pool: NewPool) -> None:

@@ -232,6 +232,53 @@ async def test_an_abort_waits_for_reads_of_the_blocks(pool: KvPool) -> None:
     await aborting
 
 
+async def test_after_a_stop_the_blocks_are_read_no_more(pool: KvPool) -> None:
+    """At once: whoever gets the blocks next may write to them before anything else happens."""
+    reads: list[range] = []
+
+    class Watched(KvPool):
+        def read(self, block_ids: Sequence[int], layers: range, tokens: range) -> memoryview:
+            reads.append(layers)
+            return super().read(block_ids, layers, tokens)
+
+    link = RecordingLink(num_allowed=0)
+    sender = PushSender(link, Watched(pool._tensor, LAYOUT), TARGET, LIMITS)
+    sender.layer_ready(range(4), range(14), BLOCKS)
+    await link.sent(2)
+    assert len(reads) == 2
+    link.allow(1)  # what is acknowledged in this very moment makes no difference
+    assert sender.stop()
+    assert sender.stop()
+    sender.layer_ready(range(4), range(14), BLOCKS)
+    await sender.abort()
+    assert len(reads) == len(link.frames) == 2
+
+
+async def test_a_stop_tells_of_reads_that_go_on(pool: KvPool) -> None:
+    slow = SlowPool(pool._tensor, LAYOUT)
+    sender = PushSender(RecordingLink(), slow, TARGET, LIMITS)
+    sender.layer_ready(range(4), range(14), BLOCKS)
+    await asyncio.sleep(0)
+    assert await asyncio.to_thread(slow.begun.wait, 10)
+    assert not sender.stop()
+    slow.go_on.set()
+    await sender.abort()
+    assert sender.stop()
+
+
+async def test_a_frame_refused_as_delivered_before_is_there(pool: KvPool) -> None:
+    """Its first copy arrived, but not the answer."""
+    link = RecordingLink()
+    link.failures = {0: DuplicateFrame("frame 0 was delivered before"), 11: DuplicateFrame("so was frame 11")}
+    sender = PushSender(link, pool, TARGET, LIMITS)
+    sender.layer_ready(range(4), range(14), BLOCKS)
+    summary = await sender.finish(10)
+    assert (summary.num_frames, summary.kv_bytes) == (12, len(ALL) * TOKEN_BYTES)
+    assert summary.digest == digest(
+        frame.checksum for frame in sorted(link.frames, key=lambda f: f.header.frame_number)
+    )
+
+
 async def test_reads_in_threads_bring_the_same_bytes(pool: KvPool) -> None:
     slow, link = SlowPool(pool._tensor, LAYOUT), RecordingLink()
     slow.go_on.set()

@@ -75,6 +75,12 @@ async def scripted(workers):
     await server.stop(grace=0)
 
 
+async def end(push):
+    """Nothing is read any more, at once; nothing is sent any more, soon."""
+    assert push.stop()
+    assert await push.stopped()
+
+
 async def test_kv_is_pushed_and_committed(workers):
     prefill, decode = workers
     call = decode.decode(decode_request(PROMPT, max_tokens=1))
@@ -82,11 +88,12 @@ async def test_kv_is_pushed_and_committed(workers):
     async with prefilled(prefill.host, PROMPT) as (sequence, first_token_id):
         push = await open_push(prefill.host, prefill.peers, ticket)
         push.sender.layer_ready(range(30), range(33), sequence.block_ids)
-        pushed = await push.commit(PROMPT, first_token_id)
-        await push.abort()  # harmless now, twice as well
-        await push.abort()
-    assert pushed.summary.kv_bytes == 33 * 46_080
-    assert pushed.summary.first_send_at <= pushed.summary.last_ack_at <= pushed.committed_at
+        summary = await push.delivered()
+        await push.commit(summary, PROMPT, first_token_id)
+        await end(push)  # harmless now, twice as well
+        await end(push)
+    assert summary.kv_bytes == 33 * 46_080
+    assert summary.first_send_at <= summary.last_ack_at
     assert (await read(call, "committed")).kv_bytes == 33 * 46_080
 
 
@@ -131,7 +138,7 @@ async def test_the_first_endpoint_that_fits_is_taken(workers, scripted):
     servicer.script = servicer.open_only
     ticket.endpoints.insert(0, worker_pb2.Endpoint(transport="rdma", address="x"))
     push = await open_push(prefill.host, prefill.peers, ticket)
-    await push.abort()
+    await end(push)
 
 
 async def test_a_peer_that_cannot_be_reached_is_named_at_once(workers, scripted):
@@ -186,11 +193,11 @@ async def test_a_peer_that_does_not_commit_costs_the_time_limit(workers, scripte
     prefill, _ = workers
     servicer, ticket = scripted
     servicer.script = servicer.open_only
-    monkeypatch.setattr(push_module, "FINISH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(push_module, "COMMIT_TIMEOUT_S", 0.2)
     push = await open_push(prefill.host, prefill.peers, ticket)
     with pytest.raises(Unavailable, match=r"not commit within 0.2 s"):
-        await push.commit([1] * 16, 7)
-    await push.abort()
+        await push.commit(await push.delivered(), [1] * 16, 7)
+    await end(push)
     await eventually(lambda: servicer.num_open == 0)
 
 
@@ -201,8 +208,8 @@ async def test_a_peer_that_leaves_before_the_commit_is_told(workers, scripted, e
     push = await open_push(prefill.host, prefill.peers, ticket)
     await eventually(lambda: servicer.num_open == 0 and push._call.done())
     with pytest.raises(Unavailable, match="push"):
-        await push.commit([1] * 16, 7)
-    await push.abort()
+        await push.commit(await push.delivered(), [1] * 16, 7)
+    await end(push)
 
 
 async def test_a_commit_with_the_kv_of_another_prompt_is_refused(workers):
@@ -213,8 +220,8 @@ async def test_a_commit_with_the_kv_of_another_prompt_is_refused(workers):
         push = await open_push(prefill.host, prefill.peers, ticket)
         push.sender.layer_ready(range(30), range(33), sequence.block_ids)
         with pytest.raises(FailedPrecondition) as caught:
-            await push.commit([1] * 33, first_token_id)
-        await push.abort()
+            await push.commit(await push.delivered(), [1] * 33, first_token_id)
+        await end(push)
     assert caught.value.reason == "PROMPT_MISMATCH"
 
 
@@ -228,12 +235,12 @@ async def test_frames_that_the_peer_refuses_fail_the_push_with_the_peers_reason(
             await decode.sink.write(bytes(frame[:-1]) + bytes([frame[-1] ^ 1]))
 
     decode.gate._sink = Corrupting()
-    async with prefilled(prefill.host, PROMPT) as (sequence, first_token_id):
+    async with prefilled(prefill.host, PROMPT) as (sequence, _):
         push = await open_push(prefill.host, prefill.peers, ticket)
         push.sender.layer_ready(range(30), range(33), sequence.block_ids)
         with pytest.raises(DataLoss) as caught:
-            await push.commit(PROMPT, first_token_id)
-        await push.abort()
+            await push.delivered()
+        await end(push)
     assert caught.value.reason == "CHECKSUM_MISMATCH"
 
 
@@ -242,7 +249,7 @@ async def test_an_aborted_push_ends_the_wait_at_the_peer(workers):
     call = decode.decode(decode_request(PROMPT))
     ticket = (await read(call, "reserved")).ticket
     push = await open_push(prefill.host, prefill.peers, ticket)
-    await push.abort()
+    await end(push)
     with pytest.raises(Exception, match="push") as caught:
         await call.read()
     assert caught.value.code() is Aborted.code

@@ -1,18 +1,26 @@
 """Workers of the router's tests: real gRPC servers that answer by script, and a router in front of them."""
 
 import asyncio
+import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
+from router.forecast import Forecast
 
 from baton import channel
 from baton.aio_client import AsyncClient
 from baton.error_interceptor import ErrorInterceptor
 from baton.v1 import request_pb2, worker_pb2, worker_pb2_grpc
+from engine.sampling_params import SamplingParams
+from router.admission import AdmissionQueue
+from router.dispatch import DispatchConfig, Dispatcher
 from router.membership import Membership
+from router.outcome import Outcome
 from router.server import RouterServer, RouterSpec
+from router.validation import PromptRequest
 
 FINGERPRINT = {
     "protocol_version": 1,
@@ -22,6 +30,7 @@ FINGERPRINT = {
     "num_kv_heads": 1,
     "head_dim": 8,
 }
+HEARTBEAT_S = 0.5
 ROLES = {"prefill": worker_pb2.ROLE_PREFILL, "decode": worker_pb2.ROLE_DECODE, "mixed": worker_pb2.ROLE_MIXED}
 
 
@@ -36,7 +45,9 @@ class ScriptedWorker(
     worker_pb2_grpc.PrefillServiceServicer,
     worker_pb2_grpc.DecodeServiceServicer,
 ):
-    """Token 0 is 100, those after it 101 and so on. `prefill` and `decode` are scripts a test may replace;
+    """The answer is 100, 101 and so on; a prompt that ends with the beginning of it is continued.
+
+    `prefill` and `decode` are scripts a test may replace;
     `before_prefill` and `before_decode` are raised first, one a call. `open_calls` holds the calls under way.
     """
 
@@ -94,7 +105,8 @@ class ScriptedWorker(
             if not self.is_silent:
                 yield self.state
             self._news.clear()
-            await self._news.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), HEARTBEAT_S)
 
     async def Prefill(self, request, context):  # noqa: N802 - the proto's name
         self.prefill_requests.append(request)
@@ -121,18 +133,26 @@ class ScriptedWorker(
             self.open_calls.remove(call)
 
     async def prefill_at_once(self, request):
-        yield first_token(100)
+        yield first_token(next_token(request))
         yield worker_pb2.PrefillResponse(pushed=worker_pb2.PrefillPushed(kv_bytes=5, transport="grpc"))
 
     async def decode_at_once(self, request):
+        first = next_token(request)
         if request.prefill_locally:
             yield worker_pb2.DecodeResponse(reserved=worker_pb2.DecodeReserved())
-            yield tokens(*range(100, 100 + request.stopping.max_tokens))
+            yield tokens(*range(first, first + request.stopping.max_tokens))
         else:
             yield reserved()
             yield committed()
-            yield tokens(*range(101, 100 + request.stopping.max_tokens))
+            yield tokens(*range(first + 1, first + request.stopping.max_tokens))
         yield finished()
+
+
+def next_token(request):
+    """What continues the prompt: 100, or what follows the tokens of the answer that it ends with."""
+    token_ids = list(request.token_ids)
+    num_there = max(k for k in range(len(token_ids) + 1) if token_ids[len(token_ids) - k :] == [*range(100, 100 + k)])
+    return 100 + num_there
 
 
 def first_token(token_id):
@@ -203,6 +223,21 @@ async def membership() -> AsyncIterator[Membership]:
 
 
 @pytest.fixture
+def assigned(membership):
+    """Counts an assignment on a worker while the context lasts."""
+
+    @asynccontextmanager
+    async def assigned(member, assignment):
+        membership.take(member, assignment)
+        try:
+            yield assignment
+        finally:
+            await membership.give_back(member, assignment)
+
+    return assigned
+
+
+@pytest.fixture
 def follow(membership, eventually):
     """Tells the membership of these workers and waits until all of them are known."""
 
@@ -211,6 +246,60 @@ def follow(membership, eventually):
         await eventually(lambda: len(membership.views()) == len(workers))
 
     return follow
+
+
+@pytest.fixture
+def prompt_request():
+    """A tokenized request of three tokens for four more."""
+
+    def make(max_tokens=4, stop_token_ids=(), priority=0, **sampling):
+        params = SamplingParams(
+            max_tokens=max_tokens, stop_token_ids=frozenset(stop_token_ids), **({"temperature": 0.0} | sampling)
+        )
+        return PromptRequest("r1", (1, 2, 3), params, "", priority)
+
+    return make
+
+
+@pytest.fixture
+def make_dispatcher(membership):
+    """A dispatcher over the membership; settings of `DispatchConfig`."""
+
+    def make(**config):
+        forecast = Forecast()
+        queue = AdmissionQueue(membership, 100, forecast)
+        return Dispatcher(membership, queue, forecast, DispatchConfig(**({"recovery_patience_s": 5.0} | config)))
+
+    return make
+
+
+@pytest.fixture
+def dispatch(make_dispatcher, prompt_request):
+    """Runs one request to its end; returns its tokens and outcome."""
+
+    async def run(request=None, outcome=None, dispatcher=None, timeout_s=10.0):
+        outcome = outcome or Outcome(time.monotonic())
+        token_ids = []
+        dispatcher = dispatcher or make_dispatcher()
+        deltas = dispatcher.run(request or prompt_request(), outcome, time.monotonic() + timeout_s)
+        async with asyncio.timeout(timeout_s + 5.0), aclosing(deltas):
+            async for delta in deltas:
+                token_ids += delta
+        return token_ids, outcome
+
+    return run
+
+
+@pytest.fixture
+def is_idle(membership):
+    """Whether the router counts nothing on any worker."""
+
+    def check():
+        return all(
+            (v.sent_sequences, v.sent_prompt_tokens, v.sent_blocks) == (0, 0, 0) for v in membership.views()
+        ) and bool(membership.views())
+
+    return check
 
 
 @pytest.fixture

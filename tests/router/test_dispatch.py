@@ -1,55 +1,24 @@
 import asyncio
 import time
-from contextlib import aclosing
+from functools import partial
 
 import pytest
 
 from baton.errors import Aborted, DataLoss, InternalError, InvalidRequest, NotFound, ResourceExhausted, Unavailable
 from baton.v1 import request_pb2, worker_pb2
-from engine.sampling_params import SamplingParams
-from router.admission import AdmissionQueue
-from router.dispatch import Dispatcher
 from router.membership import Assignment
 from router.outcome import Outcome
-from router.validation import PromptRequest
+from router.retry_budget import RetryBudget
 
 STOP_ID = 100  # token 0 of the scripted workers
 
 
-def prompt(max_tokens=4, stop_token_ids=()):
-    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, stop_token_ids=frozenset(stop_token_ids))
-    return PromptRequest("r1", (1, 2, 3), sampling, "")
-
-
 @pytest.fixture
-def dispatch(membership):
-    """Runs one request to its end; returns its tokens and outcome."""
-    dispatcher = Dispatcher(membership, AdmissionQueue(membership, max_waiting=100), local_prefill_max_tokens=16)
-
-    async def run(request=None, outcome=None):
-        outcome = outcome or Outcome(time.monotonic())
-        token_ids = []
-        async with (
-            asyncio.timeout(10),
-            aclosing(dispatcher.run(request or prompt(), outcome, time.monotonic() + 10)) as deltas,
-        ):
-            async for delta in deltas:
-                token_ids += delta
-        return token_ids, outcome
-
-    return run
-
-
-@pytest.fixture
-def is_idle(membership):
-    """Whether the router counts nothing on any worker."""
-
-    def check():
-        return all(
-            (v.sent_sequences, v.sent_prompt_tokens, v.sent_blocks) == (0, 0, 0) for v in membership.views()
-        ) and bool(membership.views())
-
-    return check
+def dispatch(dispatch, make_dispatcher):
+    """Without any retry: how one try goes, and how its failure is told."""
+    dispatcher = make_dispatcher()
+    dispatcher._budget = RetryBudget(capacity=0, per_request=0, per_second=0)
+    return partial(dispatch, dispatcher=dispatcher)
 
 
 @pytest.fixture
@@ -141,22 +110,8 @@ async def test_room_is_looked_for_elsewhere_after_a_refusal(dispatch, follow, pa
     assert waiting.result()[1].timeline.decode_worker == "decode-1"
 
 
-async def test_resource_exhausted_after_the_first_token_ends_the_request(dispatch, followed, messages, is_idle):
-    async def give_up(request):
-        yield messages.reserved()
-        yield messages.committed()
-        yield messages.tokens(101)
-        raise ResourceExhausted("no block to grow")
-
-    followed[1].decode = give_up
-    with pytest.raises(ResourceExhausted, match="decode-0: no block to grow"):
-        await dispatch()
-    assert len(followed[1].decode_requests) == 1
-    assert is_idle()
-
-
-async def test_one_token_needs_no_decode_worker(dispatch, followed, is_idle):
-    token_ids, outcome = await dispatch(prompt(max_tokens=1))
+async def test_one_token_needs_no_decode_worker(dispatch, prompt_request, followed, is_idle):
+    token_ids, outcome = await dispatch(prompt_request(max_tokens=1))
     assert token_ids == [100]
     assert outcome.reason == request_pb2.FINISH_REASON_LENGTH
     assert outcome.timeline.path == request_pb2.PATH_LOCAL_PREFILL
@@ -166,7 +121,7 @@ async def test_one_token_needs_no_decode_worker(dispatch, followed, is_idle):
 
 
 async def test_a_stop_token_as_token_0_ends_it_and_releases_the_reservation(
-    dispatch, followed, messages, eventually, is_idle
+    dispatch, prompt_request, followed, messages, eventually, is_idle
 ):
 
     async def wait(request):
@@ -174,14 +129,14 @@ async def test_a_stop_token_as_token_0_ends_it_and_releases_the_reservation(
         await asyncio.Event().wait()
 
     followed[1].decode = wait
-    token_ids, outcome = await dispatch(prompt(stop_token_ids=[STOP_ID]))
+    token_ids, outcome = await dispatch(prompt_request(stop_token_ids=[STOP_ID]))
     assert token_ids == [STOP_ID]
     assert (outcome.reason, outcome.stop_token_id) == (request_pb2.FINISH_REASON_STOP, STOP_ID)
     await eventually(lambda: not followed[1].open_calls)
     assert is_idle()
 
 
-async def test_a_stop_token_of_the_decode_worker_is_told(dispatch, followed, messages):
+async def test_a_stop_token_of_the_decode_worker_is_told(dispatch, prompt_request, followed, messages):
     async def stop(request):
         yield messages.reserved()
         yield messages.committed()
@@ -190,7 +145,7 @@ async def test_a_stop_token_of_the_decode_worker_is_told(dispatch, followed, mes
         yield worker_pb2.DecodeResponse(finished=finished)
 
     followed[1].decode = stop
-    token_ids, outcome = await dispatch(prompt(max_tokens=9, stop_token_ids=[7]))
+    token_ids, outcome = await dispatch(prompt_request(max_tokens=9, stop_token_ids=[7]))
     assert token_ids == [100, 101, 7]
     assert (outcome.reason, outcome.stop_token_id) == (request_pb2.FINISH_REASON_STOP, 7)
 
@@ -269,8 +224,8 @@ async def test_a_cancelled_request_ends_both_calls(dispatch, followed, messages,
     assert is_idle()
 
 
-async def test_a_request_that_expires_in_the_queue_is_sent_to_nobody(dispatch, followed, membership):
-    async with membership.assign(membership.member("decode-0"), Assignment(0, 64)):
+async def test_a_request_that_expires_in_the_queue_is_sent_to_nobody(dispatch, followed, membership, assigned):
+    async with assigned(membership.member("decode-0"), Assignment(0, 64)):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await dispatch()
@@ -406,7 +361,7 @@ async def test_the_cause_at_the_decode_worker_wins_over_its_consequence(dispatch
 
 
 async def test_a_consequence_alone_is_told_as_it_is(dispatch, followed, messages, monkeypatch):
-    monkeypatch.setattr("router.attempt.FIRST_CAUSE_PATIENCE_S", 0.05)
+    monkeypatch.setattr("router.first_cause.FIRST_CAUSE_PATIENCE_S", 0.05)
     followed[0].prefill = wait_for_ever
     followed[1].decode = failing(messages.reserved(), error=PUSH_ENDED)
     with pytest.raises(Aborted, match="ended the push"):

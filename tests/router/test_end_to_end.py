@@ -21,7 +21,9 @@ LOCAL_PREFILL_MAX_TOKENS = 4
 @pytest_asyncio.fixture(loop_scope="session")
 async def router(workers, model_dir, eventually):
     started = RouterServer()
-    spec = RouterSpec(str(model_dir), "smollm2", local_prefill_max_tokens=LOCAL_PREFILL_MAX_TOKENS)
+    spec = RouterSpec(
+        str(model_dir), "smollm2", local_prefill_max_tokens=LOCAL_PREFILL_MAX_TOKENS, recovery_patience_s=1.0
+    )
     started.address = await started.start(spec)
     await started.set_workers([worker.address for worker in workers])
     await eventually(lambda: started.ready)

@@ -50,7 +50,7 @@ async def test_news_wake_all_who_wait(follow, membership, pair):
         await asyncio.gather(*waiters)
 
 
-async def test_what_is_sent_counts_while_it_lasts(follow, membership, pair):
+async def test_what_is_sent_counts_while_it_lasts(follow, membership, pair, assigned):
     await follow(*pair)
     member = membership.member("decode-0")
 
@@ -58,7 +58,7 @@ async def test_what_is_sent_counts_while_it_lasts(follow, membership, pair):
         view = member.view()
         return view.sent_sequences, view.sent_prompt_tokens, view.sent_blocks
 
-    async with membership.assign(member, Assignment(20, 2)) as first, membership.assign(member, Assignment(20, 2)):
+    async with assigned(member, Assignment(20, 2)) as first, assigned(member, Assignment(20, 2)):
         assert sent() == (2, 40, 4)
         membership.note_prefilled(first)
         assert sent() == (2, 20, 4)
@@ -120,7 +120,7 @@ async def test_a_silent_worker_is_unknown_until_it_speaks_again(monkeypatch, fol
     await eventually(lambda: [v.name for v in membership.views()] == ["decode-0"])
 
 
-async def test_requests_go_on_to_a_worker_that_left(follow, membership, pair, messages):
+async def test_requests_go_on_to_a_worker_that_left(follow, membership, pair, messages, assigned):
     """A drained worker leaves the table first and finishes what it has."""
     finish = asyncio.Event()
 
@@ -132,7 +132,7 @@ async def test_requests_go_on_to_a_worker_that_left(follow, membership, pair, me
     pair[1].decode = wait
     await follow(*pair)
     member = membership.member("decode-0")
-    async with membership.assign(member, Assignment(3, 1)):
+    async with assigned(member, Assignment(3, 1)):
         call = worker_pb2_grpc.DecodeServiceStub(member.channel).Decode(worker_pb2.DecodeRequest(), timeout=10)
         await call.read()
         await membership.set_workers([])
@@ -150,10 +150,10 @@ async def test_a_worker_that_left_without_requests_is_let_go_of(follow, membersh
     assert [v.name for v in membership.views()] == ["prefill-0"]
 
 
-async def test_closing_ends_what_is_open(follow, membership, pair):
+async def test_closing_ends_what_is_open(follow, membership, pair, assigned):
     await follow(*pair)
     member = membership.member("decode-0")
-    async with membership.assign(member, Assignment(3, 1)):
+    async with assigned(member, Assignment(3, 1)):
         await membership.close()
         assert member.channel.get_state().name == "SHUTDOWN"
     assert membership.views() == []

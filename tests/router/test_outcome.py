@@ -15,7 +15,7 @@ def test_the_parts_sum_to_ttft(outcome):
     outcome.note_assigned("why")
     outcome.note_reserved(worker_pb2.DecodeReserved(num_cached_tokens=16))
     outcome.arrived_at -= 3.0  # three more seconds until token 0, of which the worker tells two and a half
-    outcome.note_first_token(queue_s=0.5, prefill_s=2.0)
+    outcome.note_prefilled(0.5, 2.0, 0, is_local=False)
     t = outcome.timeline
     assert t.queue_s == pytest.approx(5.0, abs=0.1)
     assert t.dispatch_s == pytest.approx(0.5, abs=0.1)
@@ -28,7 +28,7 @@ def test_the_parts_sum_to_ttft_and_none_is_negative_whatever_a_worker_tells(outc
     outcome.note_assigned("why")
     outcome.note_reserved(worker_pb2.DecodeReserved())
     outcome.arrived_at -= 3.0
-    outcome.note_first_token(queue_s, prefill_s)
+    outcome.note_prefilled(queue_s, prefill_s, 0, is_local=False)
     t = outcome.timeline
     parts = (t.queue_s, t.reserve_s, t.dispatch_s, t.prefill_queue_s, t.prefill_s)
     assert min(parts) >= 0

@@ -8,7 +8,7 @@ from baton.errors import InvalidRequest, ModelNotFound
 from baton.v1.inference_pb2 import Chat, ChatMessage, Finish, GenerateRequest, TokenIds
 from baton.v1.request_pb2 import SamplingParams, StoppingCriteria
 from engine.text_codec import TextCodec
-from router.validation import Defaults, Limits, validate
+from router.validation import Defaults, Limits, check_fields, tokenize
 
 HELLO = 38699  # " Hello"
 LIMITS = Limits(context_window_tokens=64, kv_pool_tokens=1024)
@@ -19,6 +19,12 @@ def codec(model_dir):
     return TextCodec.from_directory(model_dir)
 
 
+def accept(request, codec, limits=LIMITS):
+    """The request as the service makes it."""
+    check_fields(request, model="tiny", vocab_size=codec.vocab_size, limits=limits)
+    return tokenize(request, codec=codec, limits=limits, defaults=Defaults(request_id="made-here", seed=77))
+
+
 @pytest.fixture
 def check(codec):
     """Validates a request given by its fields; the prompt is one token unless told."""
@@ -26,8 +32,7 @@ def check(codec):
     def run(limits=LIMITS, **fields):
         if not {"text", "token_ids", "chat"} & fields.keys():
             fields["token_ids"] = TokenIds(ids=[HELLO])
-        defaults = Defaults(request_id="made-here", seed=77)
-        return validate(GenerateRequest(**fields), model="tiny", codec=codec, limits=limits, defaults=defaults)
+        return accept(GenerateRequest(**fields), codec, limits)
 
     return run
 
@@ -73,7 +78,7 @@ def test_unset_fields_get_the_documented_defaults(check):
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (1.0, 0, 1.0, 77)
     assert sampling.max_tokens == 63
     assert sampling.stop_token_ids == {2}
-    assert (request.request_id, request.cache_salt) == ("made-here", "")
+    assert (request.request_id, request.cache_salt, request.priority) == ("made-here", "", 0)
 
 
 def test_zero_is_not_unset(check):
@@ -176,14 +181,23 @@ def test_nothing_to_run_is_refused(check, field, request_fields):
 
 
 def test_a_request_without_a_prompt_is_refused(codec):
-    defaults = Defaults(request_id="r", seed=1)
     with pytest.raises(InvalidRequest, match="set one of text, token_ids, chat"):
-        validate(GenerateRequest(), model="tiny", codec=codec, limits=LIMITS, defaults=defaults)
+        accept(GenerateRequest(), codec)
 
 
 def test_an_unknown_model_is_not_found(check):
     with pytest.raises(ModelNotFound, match=r"'huge'.*'tiny'"):
         check(model="huge")
+
+
+@pytest.mark.parametrize("priority", [-100, -1, 0, 100])
+def test_priorities_within_the_limits_arrive(check, priority):
+    assert check(priority=priority).priority == priority
+
+
+@pytest.mark.parametrize("priority", [-(2**31), -101, 101, 2**31 - 1])
+def test_priorities_beyond_are_refused_with_value_and_limits(check, priority):
+    refused(check, "priority", str(priority), "[-100, 100]", priority=priority)
 
 
 @pytest.mark.parametrize("request_id", ["a b", "a\nb", "é", "\x00", "a\x7f", "x" * 129])
@@ -237,14 +251,6 @@ def test_unset_max_tokens_takes_what_the_pool_leaves(check):
     assert check(SMALL_POOL, token_ids=hellos(100)).sampling.max_tokens == 29
 
 
-class CountingCodec(TextCodec):
-    num_encoded = 0
-
-    def encode(self, text):
-        self.num_encoded += 1
-        return super().encode(text)
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -252,14 +258,12 @@ class CountingCodec(TextCodec):
         {"text": "Hi", "sampling": SamplingParams(top_p=2)},
         {"text": "Hi", "stopping": StoppingCriteria(max_tokens=0)},
         {"text": "Hi", "request_id": "\n"},
+        {"text": "Hi", "priority": 101},
     ],
 )
-def test_cheap_checks_come_before_tokenizing(model_dir, fields):
-    codec = CountingCodec.from_directory(model_dir)
-    defaults = Defaults(request_id="r", seed=1)
+def test_cheap_checks_come_before_tokenizing(codec, fields):
     with pytest.raises(InvalidRequest):
-        validate(GenerateRequest(**fields), model="tiny", codec=codec, limits=LIMITS, defaults=defaults)
-    assert codec.num_encoded == 0
+        check_fields(GenerateRequest(**fields), model="tiny", vocab_size=codec.vocab_size, limits=LIMITS)
 
 
 def test_a_request_of_too_many_bytes_is_refused_with_both_numbers(check):
@@ -273,7 +277,7 @@ def test_a_conversation_the_template_rejects_is_refused(model_dir, tmp_path):
     codec = TextCodec.from_directory(tmp_path)
     request = GenerateRequest(chat=chat(("judge", "Hi")))
     with pytest.raises(InvalidRequest, match="unknown role") as caught:
-        validate(request, model="tiny", codec=codec, limits=LIMITS, defaults=Defaults(request_id="r", seed=1))
+        accept(request, codec)
     assert caught.value.violations[0].field == "chat.messages"
 
 

@@ -20,10 +20,12 @@ from kv_transfer.grpc_transport import write_handler
 from kv_transfer.receiver import LandingSink
 from prefill_worker.peers import Peers
 from prefill_worker.service import PrefillServicer
+from worker.draining import Draining
+from worker.fault_injection import InjectedFaults
 from worker.host import WorkerConfig, WorkerHost, load_worker
 from worker.sequence_feed import SequenceFeed
 from worker.state_feed import StateFeed
-from worker.worker_service import WorkerServicer
+from worker.worker_service import LandingCounts, WorkerServicer
 
 BLOCK_BYTES = 16 * 46_080  # of SmolLM2-135M in float32
 NUM_BLOCKS = {"prefill": 64, "decode": 32}
@@ -92,16 +94,22 @@ class Worker:
         self.gate = Gate(self.sink)
         self.handoffs = Handoffs(host, self.sink)
         self.peers = Peers()
+        self.draining = Draining()
+        self.faults = InjectedFaults()  # none in place
 
     async def start(self) -> None:
         self.host.engine.drop_prefix_cache()
         server = self.server = channel.server([ErrorInterceptor()])
-        landing = lambda: (self.sink.num_open, self.sink.stale_writes)  # noqa: E731
+        landing = lambda: LandingCounts(  # noqa: E731
+            self.sink.num_open, self.sink.stale_writes, self.handoffs.num_quarantined_blocks
+        )
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(self.host, landing, lambda: True), server)
         if self.host.config.role == "prefill":
-            worker_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(self.host, self.peers), server)
+            self.prefill_servicer = PrefillServicer(self.host, self.peers, self.draining, self.faults)
+            worker_pb2_grpc.add_PrefillServiceServicer_to_server(self.prefill_servicer, server)
         else:
-            worker_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(self.host, self.handoffs), server)
+            self.decode_servicer = DecodeServicer(self.host, self.handoffs, self.draining, self.faults)
+            worker_pb2_grpc.add_DecodeServiceServicer_to_server(self.decode_servicer, server)
             push = PushServicer(self.host, self.handoffs)
             kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(push, server)
             server.add_generic_rpc_handlers((write_handler(self.gate),))
@@ -114,6 +122,7 @@ class Worker:
         await self.channel.close()
         await self.server.stop(grace=0)
         await self.peers.close()
+        await self.handoffs.close_all()
 
     def prefill(self, request: worker_pb2.PrefillRequest):
         return worker_pb2_grpc.PrefillServiceStub(self.channel).Prefill(request, timeout=CALL_TIMEOUT_S)
@@ -126,7 +135,9 @@ class Worker:
 
     @property
     def num_owned_blocks(self) -> int:
-        return self.host.engine.load().ledger.owned
+        """Those in flight included."""
+        ledger = self.host.engine.load().ledger
+        return ledger.owned + ledger.in_flight
 
     @property
     def num_cached_blocks(self) -> int:
@@ -137,7 +148,7 @@ class Worker:
         """Nothing is held for anybody, in no table."""
         load = self.host.engine.load()
         load.ledger.check()
-        held = (load.ledger.owned, load.num_in_flight_blocks, load.num_sequences, self.sink.num_open)
+        held = (load.ledger.owned, load.ledger.in_flight, load.num_sequences, self.sink.num_open)
         tables = (self.host.engine._sinks, self.host.engine._started, self.handoffs._open)
         return held == (0, 0, 0, 0) and not any(tables)
 

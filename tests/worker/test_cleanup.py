@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from worker.cleanup import finish
+from worker.cleanup import Stragglers, finish
 
 
 async def test_the_result_or_the_error_is_that_of_the_work():
@@ -43,3 +43,26 @@ async def test_a_cancelled_caller_waits_for_the_end(num_cancellations):
     await asyncio.wait({task}, timeout=5)
     assert task.cancelled()
     assert steps == ["worked", "left"]
+
+
+async def test_a_straggler_runs_on_until_it_is_done_or_given_up():
+    stragglers, may_end = Stragglers(), asyncio.Event()
+    ended = []
+
+    async def release(name, event):
+        try:
+            await event.wait()
+            ended.append(name)
+        except asyncio.CancelledError:
+            ended.append(f"{name} given up")
+            raise
+
+    stragglers.start(release("first", may_end))
+    stragglers.start(release("second", asyncio.Event()))
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.sleep(0)
+    assert ended == ["first"]
+    await stragglers.close()
+    await stragglers.close()
+    assert ended == ["first", "second given up"]
