@@ -65,6 +65,7 @@ class EngineLoad:
     num_reserved: int
     num_queued_tokens: int
     num_repaired_blocks: int  # since the start; more than 0 is a bug
+    num_prefilled_tokens: int  # prompt tokens since the start, those of the step under way included
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ class Engine:
                 num_reserved=scheduler.num_reserved,
                 num_queued_tokens=scheduler.num_queued_tokens,
                 num_repaired_blocks=self._num_repaired_blocks,
+                num_prefilled_tokens=scheduler.num_prefilled_tokens,
             )
 
     def drop_prefix_cache(self) -> int:

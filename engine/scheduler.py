@@ -7,7 +7,7 @@ from engine.scheduler_config import SchedulerConfig
 from engine.sequence import FinishReason, Sequence, SequenceStatus
 from engine.sequence_blocks import SequenceBlocks
 from engine.step_builder import StepBuilder
-from engine.step_plan import SequenceOutput, StepOutcome, StepPlan, StepResult
+from engine.step_plan import ScheduledSequence, SequenceOutput, StepOutcome, StepPlan, StepResult
 from engine.waiting_queue import WaitingQueue
 
 
@@ -30,6 +30,7 @@ class Scheduler:
         self._plan: StepPlan | None = None
         # Objects, not ids: an id may be in use again when the step of its aborted sequence ends.
         self._in_flight: dict[str, Sequence] = {}
+        self.num_prefilled_tokens = 0  # prompt tokens that steps have computed, or are computing
         self._num_arrivals = 0
         self._num_steps = 0
         self._lacking: dict[str, Sequence] = {}  # skipped a step for lack of a block
@@ -147,7 +148,12 @@ class Scheduler:
         if self._plan is not None:
             self._num_steps += 1
             self._in_flight = {r.sequence_id: self._running[r.sequence_id] for r in self._plan.sequences}
+            self.num_prefilled_tokens += sum(map(self._num_prompt_tokens, self._plan.sequences))
         return self._plan
+
+    def _num_prompt_tokens(self, row: ScheduledSequence) -> int:
+        end = min(row.start + len(row.token_ids), self._in_flight[row.sequence_id].num_prompt_tokens)
+        return max(0, end - row.start)
 
     def take_handed_back(self) -> list[str]:
         """Ids of sequences that were ended for lack of blocks since the last call; they can go on elsewhere."""

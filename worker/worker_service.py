@@ -93,6 +93,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             num_open_tickets=landing.num_open_tickets,
             stale_writes=landing.stale_writes,
             repaired_blocks=load.num_repaired_blocks,
+            num_prefilled_tokens=load.num_prefilled_tokens,
             quarantined_blocks=landing.num_quarantined_blocks,
         )
 

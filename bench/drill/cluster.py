@@ -35,14 +35,15 @@ class DrillCluster:
     def __init__(self, spec: ClusterSpec, record: ClusterRecord, ask_status: _AskStatus) -> None:
         self.spec = spec
         self.record = record
-        self.roster = Roster()
+        self.roster = Roster()  # of the current watch
         self.processes = Processes()
         self._ask_status = ask_status
         self._news = asyncio.Condition()
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Follows the cluster for the time of the block."""
+        """Follows the cluster for the time of the block, with a new roster."""
+        self.roster = Roster()
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(self._watch(), name="watch the cluster")
             try:

@@ -93,18 +93,20 @@ class Aftermath:
 
     at_once: QuietCheck
     at_full_strength: QuietCheck
-    num_earlier_lives: int
+    num_lost: int
+    lost_unstruck: tuple[str, ...]
     left_alive: tuple[str, ...]
 
     @property
     def findings(self) -> Findings:
         """What is not as it must be, and the rest in words and numbers."""
+        lost = [f"lost though it was not struck: {life}" for life in self.lost_unstruck]
         orphans = [f"{process} of an earlier life is still there" for process in self.left_alive]
         quiet = [*self.at_once.violations(QUIET_LIMIT_S), *self.at_full_strength.violations(QUIET_LIMIT_S)]
         clean = "not clean" if self.at_once.problems else f"clean after {self.at_once.seconds:.2f} s of quiet"
-        gone = f"{self.num_earlier_lives} earlier lives, {len(self.left_alive)} of them still there"
+        gone = f"{self.num_lost} lives lost, {len(self.left_alive)} of their processes still there"
         facts = (("ledgers", clean), ("processes", gone))
-        return Findings((*quiet, *orphans), facts, numbers={"aftermath": asdict(self)})
+        return Findings((*quiet, *lost, *orphans), facts, numbers={"aftermath": asdict(self)})
 
 
 async def check_aftermath(drill: Drill) -> Aftermath:
@@ -117,6 +119,7 @@ async def check_aftermath(drill: Drill) -> Aftermath:
     return Aftermath(
         at_once=at_once,
         at_full_strength=await check_quiet(cluster.roster.workers_up),
-        num_earlier_lives=len(list(cluster.roster.seen)) - len(current),
+        num_lost=cluster.roster.num_lost,
+        lost_unstruck=tuple(cluster.roster.lost_unstruck),
         left_alive=tuple(cluster.processes.alive(current)),
     )

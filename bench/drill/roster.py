@@ -35,14 +35,10 @@ class Roster:
 
     def __init__(self) -> None:
         self.current: dict[str, Life] = {}  # by name
+        self.num_lost = 0  # lives that have ended
+        self.lost_unstruck: list[str] = []  # those of them that the drill has not struck, and why the controller says
         self._num_workers = 0
-        self._seen: dict[tuple[str, int], Life] = {}
         self._struck: set[tuple[str, int]] = set()
-
-    @property
-    def seen(self) -> Iterable[Life]:
-        """Every life there was, at its last sight."""
-        return self._seen.values()
 
     @property
     def workers_up(self) -> list[Life]:
@@ -57,8 +53,11 @@ class Roster:
     def update(self, status: ClusterStatus, now_s: float) -> None:
         """Takes what the controller says now."""
         self._num_workers = len(status.workers)
+        for member in status.members:
+            life = self.current.get(member.name)
+            if life is not None and life.pid != member.report.pid:
+                self._note_lost(life, member)
         self.current = {m.name: self._life(m, now_s) for m in status.members if m.report.pid}
-        self._seen |= {(life.name, life.pid): life for life in self.current.values()}
 
     def mark_struck(self, life: Life) -> None:
         """This life does not serve any more, though the controller may not have noticed."""
@@ -68,6 +67,11 @@ class Roster:
     def mark_resumed(self, life: Life) -> None:
         """A life that was struck may serve again, if the controller says so."""
         self._struck.discard((life.name, life.pid))
+
+    def _note_lost(self, life: Life, member: MemberStatus) -> None:
+        self.num_lost += 1
+        if (life.name, life.pid) not in self._struck:
+            self.lost_unstruck.append(f"{life.name} (pid {life.pid}): {member.report.detail or 'no reason given'}")
 
     def _life(self, member: MemberStatus, now_s: float) -> Life:
         report, before = member.report, self.current.get(member.name)

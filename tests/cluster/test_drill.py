@@ -57,7 +57,7 @@ def test_each_phase_was_struck(found):
     numbers = found["kill"].numbers
     assert [strike["phase"] for strike in numbers["strikes"]] == [phase.value for phase in Phase]
     assert numbers["num_recovered"] > 0
-    assert numbers["aftermath"]["num_earlier_lives"] == len(Phase)
+    assert numbers["aftermath"]["num_lost"] == len(Phase)
 
 
 def test_messages_of_each_kind_were_hit(found):

@@ -260,3 +260,13 @@ class TestInFlight:
         scheduler.reserve(_seq("b", _distinct(1, 20), max_tokens=1))
         assert scheduler.activate("b", 5) == SequenceOutput("b", (5,), FinishReason.LENGTH)
         assert scheduler.ledger() == Ledger(total=64, free=63, cached=1, owned=0)
+
+
+def test_prompt_tokens_count_as_prefilled_when_their_step_begins_and_generated_ones_never() -> None:
+    scheduler = _scheduler(max_step_tokens=8)
+    scheduler.add(_seq("a", _distinct(1, 20), max_tokens=3))
+    counts = []
+    while (plan := scheduler.schedule()) is not None:
+        counts.append(scheduler.num_prefilled_tokens)
+        _commit(scheduler, plan)
+    assert counts == [8, 16, 20, 20, 20]

@@ -2,9 +2,9 @@ from bench.drill.roster import Life, Roster, may_strike
 from deploy.cluster_status import ClusterStatus, MemberReport, MemberState, MemberStatus
 
 
-def member(name, pid, state=MemberState.READY):
+def member(name, pid, state=MemberState.READY, detail=""):
     role = name.split("-")[0]
-    return MemberStatus(name, role, MemberReport(state, "", f"127.0.0.1:{pid}", f"e{pid}", pid), 0, 0)
+    return MemberStatus(name, role, MemberReport(state, detail, f"127.0.0.1:{pid}", f"e{pid}", pid), 0, 0)
 
 
 def status(*workers):
@@ -44,7 +44,7 @@ def test_a_struck_worker_is_down_though_the_controller_has_not_noticed():
     roster.update(status(member("decode-0", 8)), 3.0)
     (life,) = roster.workers_up
     assert (life.pid, life.up_since_s) == (8, 3.0)
-    assert {life.pid for life in roster.seen} == {1, 7, 8}
+    assert (roster.num_lost, roster.lost_unstruck) == (1, [])
 
 
 def test_a_resumed_worker_may_be_up_again():
@@ -78,3 +78,12 @@ def test_workers_that_have_just_come_up_do_not_count():
     fresh = [up("prefill-0"), up("prefill-1", 4.5), up("decode-0")]
     assert not may_strike(fresh, "prefill", settle_s=1.0, now_s=5.0)
     assert may_strike(fresh, "prefill", settle_s=1.0, now_s=5.5)
+
+
+def test_a_life_that_ends_without_a_strike_is_told_with_the_reason():
+    roster = Roster()
+    roster.update(status(member("prefill-0", 7), member("decode-0", 8)), 1.0)
+    roster.update(status(member("prefill-0", 0, MemberState.RESTARTING, "no heartbeat"), member("decode-0", 9)), 2.0)
+    roster.update(status(member("prefill-0", 10), member("decode-0", 9)), 3.0)
+    assert roster.num_lost == 2
+    assert roster.lost_unstruck == ["prefill-0 (pid 7): no heartbeat", "decode-0 (pid 8): no reason given"]
