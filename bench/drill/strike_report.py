@@ -51,9 +51,14 @@ def strike_rows(strikes: Sequence[Struck], streams: Scorecard) -> list[Row]:
         row.num_recoveries += asked.num_recoveries
         row.num_wrong += verdict is Verdict.WRONG
         row.num_failed += verdict in (Verdict.FAILED, Verdict.HUNG)
-        row.silences_s.append(asked.longest_silence[1] - asked.longest_silence[0])
+        row.silences_s.append(_silence_s(asked))
     order = list(Phase)
     return sorted(rows.values(), key=lambda row: (order.index(row.phase), row.victim_role))
+
+
+def usual_silences_s(streams: Scorecard) -> list[float]:
+    """The longest silence of each stream that nothing has happened to, for comparison."""
+    return [_silence_s(asked) for asked in streams.asked if not asked.num_recoveries and not asked.failure]
 
 
 def blamed(asked: Asked, strikes: Sequence[Struck]) -> Struck | None:
@@ -64,6 +69,11 @@ def blamed(asked: Asked, strikes: Sequence[Struck]) -> Struck | None:
     during = [struck for struck in strikes if asked.started_at_s <= struck.at_s <= asked.ended_at_s]
     hurt_at_s = asked.ended_at_s if asked.failure else asked.longest_silence[0]
     return min(during, key=lambda struck: abs(struck.at_s - hurt_at_s), default=None)
+
+
+def _silence_s(asked: Asked) -> float:
+    silent_from_s, silent_until_s = asked.longest_silence
+    return silent_until_s - silent_from_s
 
 
 def _row(rows: dict[tuple[Phase, str], Row], struck: Struck) -> Row:

@@ -13,9 +13,10 @@ from bench.drill.drill import Baseline, Drill
 from bench.drill.errors import DrillFailed
 from bench.drill.result import Findings, TableData
 from bench.drill.screen import Stage
-from bench.drill.strike_report import Row, strike_rows
+from bench.drill.strike_report import Row, strike_rows, usual_silences_s
 from bench.drill.striker import Striker
 from bench.drill.strikes import Strike, Struck
+from bench.statistics import median
 
 SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 
@@ -86,6 +87,7 @@ async def _strike_under_load(
 def _findings(run: _Run, duration_s: float) -> Findings:
     rows = strike_rows(run.strikes, run.streams)
     missed = [f"{strike.phase.value}: a {strike.victim_role} worker could not be struck" for strike in run.missed]
+    usual_s = usual_silences_s(run.streams) or [0.0]
     if run.failure:
         missed.append(f"given up after {len(run.strikes)} strikes: {run.failure}")
     return Findings(
@@ -93,11 +95,13 @@ def _findings(run: _Run, duration_s: float) -> Findings:
         facts=(
             ("strikes", f"{len(run.strikes)} in {duration_s:.0f} s"),
             *run.streams.facts(),
+            ("silence else", f"{median(usual_s):.1f} s p50, {max(usual_s):.1f} s worst in streams that were not hit"),
         ),
         tables=(_table(rows),),
         numbers={
             "duration_s": duration_s,
             **run.streams.numbers(),
+            "usual_silence_s": {"median": median(usual_s), "worst": max(usual_s)},
             "rows": [_row_numbers(row) for row in rows],
             "strikes": [_strike_numbers(struck) for struck in run.strikes],
         },

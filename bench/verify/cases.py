@@ -57,8 +57,8 @@ class Case:
         sampling = self.sampling
         if sampling.temperature == 0:
             return "greedy"
-        top_k = f" top-k {sampling.top_k}" if sampling.top_k else ""
-        top_p = f" top-p {sampling.top_p:.3g}" if sampling.top_p < 1 else ""
+        top_k = f" k={sampling.top_k}" if sampling.top_k else ""
+        top_p = f" p={sampling.top_p:.3g}" if sampling.top_p < 1 else ""
         return f"seed {sampling.seed}{top_k}{top_p}"
 
 

@@ -81,8 +81,10 @@ def _answers_table(answers: Sequence[CheckedAnswer], names: Sequence[str]) -> Ta
         table.add_column(name, no_wrap=True)
     for name in ("prompt tokens", "tokens"):
         table.add_column(name, justify="right")
-    for name in ("path", "asked again", *(f"vs {name}" for name in names)):
-        table.add_column(name)
+    for name in ("path", "path when asked again"):
+        table.add_column(name, no_wrap=True)
+    for name in names:
+        table.add_column(f"vs {name}")
     for first, second in zip(answers[::2], answers[1::2], strict=True):  # each request was asked twice
         case, both = first.case, (first, second)
         table.add_row(

@@ -118,6 +118,7 @@ def test_from_everywhere_the_end_of_the_call_and_the_drain_release_everything():
         assert after.state is State.ENDED
         assert not after.is_held
         assert not after.may_land
+        assert Instruction.OPEN_ZONE not in after.instructions or Instruction.CLOSE_ZONE in after.instructions
         was_accepted = Instruction.ACCEPT_PUSH in after.instructions
         assert not (was_accepted and after.is_push_there) or PUSH_TERMINALS & after.instructions
 

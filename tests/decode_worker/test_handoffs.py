@@ -1,128 +1,142 @@
 import asyncio
 import logging
+from contextlib import contextmanager
 
+import grpc
 import pytest
-from worker_rig import decode_request, read
+from worker_rig import HELLO, HELLO_ANSWER, SlowPool, decode_request, hand_over, prefill_request, read
 
-from baton.errors import Aborted
-from kv_transfer.errors import EpochMismatch, Incomplete, TicketClosed, TicketUnknown, TransferTimeout
-from kv_transfer.frame import prompt_hash
-from kv_transfer.landing import TransferClaim
+from baton.errors import from_rpc_error
+from baton.v1 import worker_pb2, worker_pb2_grpc
+from decode_worker import handoffs as handoffs_module
+from kv_transfer.errors import EpochMismatch, TicketClosed, TicketUnknown
 from worker.conversion import fingerprint_from
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-EMPTY = TransferClaim(num_frames=0, kv_bytes=0, digest=0, prompt_hash=0)
+PROMPT = [HELLO] * 33  # three blocks
 
 
-@pytest.fixture
-def handoffs(workers):
-    """Handoffs whose zones lie in blocks 0 and 1, which no sequence has: the tests end them all."""
-    return workers[1].handoffs
+async def reserve(decode, token_ids=PROMPT):
+    call = decode.decode(decode_request(token_ids))
+    return call, (await read(call, "reserved")).ticket
 
 
-async def test_a_ticket_says_all_that_a_sender_needs(handoffs, workers):
-    host = workers[1].host
-    handoff = handoffs.open("s", [1] * 20, 16, [0, 1])
-    ticket = handoffs.ticket(handoff, 16, 20)
-    assert (ticket.num_cached_tokens, ticket.num_prompt_tokens) == (16, 20)
-    assert (ticket.worker, ticket.epoch) == ("decode-0", host.epoch)
-    assert [(e.transport, e.address) for e in ticket.endpoints] == [("grpc", workers[1].handoffs.address)]
-    assert fingerprint_from(ticket.fingerprint) == host.fingerprint
-    assert await handoffs.close(handoff)
-
-
-async def test_no_ticket_comes_twice(handoffs):
-    opened = [handoffs.open("s", [1] * 20, 0, [0, 1]) for _ in range(100)]
-    assert len({handoff.ticket_id for handoff in opened}) == 100
-    for handoff in opened:
-        await handoffs.close(handoff)
-
-
-async def test_a_transfer_of_nothing_can_be_committed(handoffs):
-    """Everything about the order of calls; what is verified is the landing zone's to test."""
-    handoff = handoffs.open("s", [1] * 16, 16, [0])
-    handoffs.begin(handoff.ticket_id, handoffs._host.epoch)
-    digest = 0x2D06800538D394C2  # XXH3-64 of no bytes
-    handoffs.commit(handoff.ticket_id, TransferClaim(0, 0, digest, prompt_hash([1] * 16)), first_token_id=7)
-    delivery = await handoff.delivery
-    assert (delivery.first_token_id, delivery.kv_bytes) == (7, 0)
-    handoffs.fail(handoff.ticket_id, Aborted("too late to matter"))
-    assert (await handoff.delivery).first_token_id == 7
-    assert await handoffs.close(handoff)
-
-
-async def test_a_refused_commit_delivers_nothing(handoffs):
-    handoff = handoffs.open("s", [1] * 20, 0, [0, 1])
-    with pytest.raises(TicketClosed):
-        handoffs.commit(handoff.ticket_id, EMPTY, 7)  # nobody has begun
-    handoffs.begin(handoff.ticket_id, handoffs._host.epoch)
-    with pytest.raises(Incomplete):
-        handoffs.commit(handoff.ticket_id, EMPTY, 7)
-    assert not handoff.delivery.done()
-    await handoffs.close(handoff)
-
-
-async def test_only_one_sender_may_begin_and_in_this_life(handoffs):
-    handoff = handoffs.open("s", [1] * 20, 0, [0, 1])
-    with pytest.raises(EpochMismatch):
-        handoffs.begin(handoff.ticket_id, "another")
-    handoffs.begin(handoff.ticket_id, handoffs._host.epoch)
-    with pytest.raises(TicketClosed):
-        handoffs.begin(handoff.ticket_id, handoffs._host.epoch)
-    await handoffs.close(handoff)
-
-
-async def test_a_failure_reaches_who_waits(handoffs):
-    handoff = handoffs.open("s", [1] * 20, 0, [0, 1])
-    handoffs.fail(handoff.ticket_id, Aborted("the sender went away"))
-    with pytest.raises(Aborted, match="went away"):
-        await handoff.delivery
-    await handoffs.close(handoff)
-
-
-async def test_a_closed_handoff_takes_nothing_any_more(handoffs):
-    handoff = handoffs.open("s", [1] * 20, 0, [0, 1])
-    assert await handoffs.close(handoff)
-    with pytest.raises(TicketUnknown):
-        handoffs.begin(handoff.ticket_id, handoffs._host.epoch)
-    with pytest.raises(TicketUnknown, match=handoff.ticket_id):
-        handoffs.commit(handoff.ticket_id, EMPTY, 7)
-    handoffs.fail(handoff.ticket_id, Aborted("nobody listens"))
-    assert not handoff.delivery.done()
-    assert await handoffs.close(handoff)  # closing twice is fine
-
-
-async def test_a_failure_nobody_waited_for_leaves_no_complaint(handoffs):
-    """asyncio complains of exceptions that nobody has looked at: here an error, as of any warning."""
-    handoff = handoffs.open("s", [1] * 20, 0, [0, 1])
-    handoffs.fail(handoff.ticket_id, Aborted("gone"))
-    await handoffs.close(handoff)
-    complaints = []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: complaints.append(context))
+@contextmanager
+def stuck_writes(decode):
+    """Writes begin, and do not end within the context."""
+    slow = SlowPool(decode.host.kv_pool)
+    decode.sink._pool = slow
     try:
-        del handoff
+        yield slow
     finally:
-        loop.set_exception_handler(None)
-    assert complaints == []
+        slow.may_go_on.set()
+        decode.sink._pool = decode.host.kv_pool
 
 
-async def test_blocks_of_a_zone_that_does_not_drain_stay_out_of_circulation(workers, monkeypatch, caplog, eventually):
-    """While a write may still land, nobody else gets the blocks."""
-    _, decode = workers
+async def push_until_it_is_stuck(prefill, decode, slow):
+    """A request whose KV is on its way into its blocks; returns its calls."""
+    call, ticket = await reserve(decode)
+    prefill_call = prefill.prefill(prefill_request(PROMPT, ticket))
+    assert await asyncio.to_thread(slow.has_begun.wait, 10)
+    return call, prefill_call
 
-    async def stuck(ticket_id, timeout_s):
-        raise TransferTimeout(f"writes for ticket {ticket_id} are in flight")
 
-    call = decode.decode(decode_request([1] * 33))
-    ticket = (await read(call, "reserved")).ticket
-    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-        patch.setattr(decode.sink, "close", stuck)
+async def failure_of(call):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    return from_rpc_error(caught.value)
+
+
+async def test_a_ticket_says_all_that_a_sender_needs(workers):
+    prefill, decode = workers
+    await hand_over(prefill, decode, decode_request([HELLO] * 16))
+    call, ticket = await reserve(decode, [HELLO] * 20)
+    assert (ticket.num_cached_tokens, ticket.num_prompt_tokens) == (16, 20)
+    assert (ticket.worker, ticket.epoch) == ("decode-0", decode.host.epoch)
+    assert [(e.transport, e.address) for e in ticket.endpoints] == [("grpc", decode.handoffs.address)]
+    assert fingerprint_from(ticket.fingerprint) == decode.host.fingerprint
+    call.cancel()
+
+
+async def test_no_ticket_comes_twice(workers):
+    tickets = set()
+    for _ in range(100):
+        with workers[1].handoffs.call() as handoff:
+            tickets.add(handoff.ticket_id)
+    assert len(tickets) == 100
+
+
+async def test_a_handoff_is_found_by_its_ticket_as_long_as_its_call_lasts(workers, eventually):
+    decode = workers[1]
+    handoffs, epoch = decode.handoffs, decode.host.epoch
+    call, ticket = await reserve(decode)
+    with pytest.raises(EpochMismatch):
+        handoffs.find(ticket.id, "0123456789abcdef")
+    with pytest.raises(TicketUnknown, match="ab" * 16):
+        handoffs.find("ab" * 16, epoch)
+    handoff = handoffs.find(ticket.id, epoch)
+    assert handoff.ticket_id == ticket.id
+    handoff.open_push("prefill-9")
+    assert handoff.sender == "prefill-9"
+    with pytest.raises(TicketClosed, match=ticket.id):
+        handoff.open_push("prefill-8")
+    assert handoff.sender == "prefill-9"
+    call.cancel()
+    await eventually(lambda: decode.is_clean)
+    with pytest.raises(TicketUnknown, match=ticket.id):
+        handoffs.find(ticket.id, epoch)
+
+
+async def test_the_router_hears_of_a_lost_push_at_once_though_a_write_goes_on(workers, eventually):
+    """The blocks wait for the write; the call does not."""
+    prefill, decode = workers
+    with stuck_writes(decode) as slow:
+        call, prefill_call = await push_until_it_is_stuck(prefill, decode, slow)
+        prefill_call.cancel()
+        async with asyncio.timeout(handoffs_module.DRAIN_TIMEOUT_S / 2):
+            error = await failure_of(call)
+        assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "PUSH_ENDED")
+        assert decode.num_owned_blocks == 3
+        assert decode.handoffs.num_quarantined_blocks == 0
+    await eventually(lambda: decode.is_clean)
+    assert decode.num_cached_blocks == 0
+
+
+async def test_blocks_that_do_not_drain_are_quarantined_and_come_back_when_they_do(
+    workers, monkeypatch, caplog, eventually
+):
+    prefill, decode = workers
+    monkeypatch.setattr(handoffs_module, "DRAIN_TIMEOUT_S", 0.05)
+    with stuck_writes(decode) as slow, caplog.at_level(logging.ERROR):
+        call, prefill_call = await push_until_it_is_stuck(prefill, decode, slow)
         call.cancel()
-        await eventually(lambda: "out of circulation" in caplog.text)
-    assert decode.num_owned_blocks == 3
-    # What the test held back is given back for those after it.
-    await decode.sink.close(ticket.id, 1.0)
-    (sequence_id,) = decode.host.engine._sinks
-    decode.host.engine.abort(sequence_id)
+        await eventually(lambda: decode.handoffs.num_quarantined_blocks == 3)
+        assert "3 blocks stay out of circulation" in caplog.text
+        stub = worker_pb2_grpc.WorkerServiceStub(decode.channel)
+        ledger = await stub.GetLedger(worker_pb2.GetLedgerRequest(), timeout=10)
+        assert (ledger.quarantined_blocks, ledger.in_flight_blocks, ledger.num_open_tickets) == (3, 3, 1)
+        assert (await failure_of(prefill_call)).code is grpc.StatusCode.NOT_FOUND
+        rest = decode.decode(decode_request([1] * 447))  # all but those three
+        await read(rest, "reserved")
+        full = decode.decode(decode_request([HELLO] * 32))
+        assert (await failure_of(full)).code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        rest.cancel()
+    await eventually(lambda: decode.is_clean)
+    assert decode.handoffs.num_quarantined_blocks == 0
+    assert (await hand_over(prefill, decode, decode_request(PROMPT))).token_ids == HELLO_ANSWER
+
+
+async def test_a_worker_that_stops_waits_for_no_write(workers, eventually):
+    prefill, decode = workers
+    with stuck_writes(decode) as slow:
+        call, prefill_call = await push_until_it_is_stuck(prefill, decode, slow)
+        call.cancel()
+        await failure_of(prefill_call)
+        async with asyncio.timeout(5):
+            await decode.handoffs.close_all()
+        assert decode.num_owned_blocks == 3
+    # What the stop left to the end of the process is given back for the tests after this one.
+    await eventually(lambda: decode.sink.num_open == 0)
+    for sequence_id in tuple(decode.host.engine._sinks):
+        decode.host.engine.abort(sequence_id)

@@ -1,6 +1,7 @@
 """A running request is interrupted from outside, with the error it was given, and nobody else is."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -102,6 +103,21 @@ async def test_an_end_that_meets_the_last_result_is_still_the_end():
     result.set_result(None)
     assert request.end(Cancelled("in the same moment"))
     with pytest.raises(Cancelled, match="in the same moment"):
+        await task
+
+
+async def test_an_interruption_that_gets_lost_on_its_way_is_still_the_end():
+    request = RunningRequest("r")
+
+    async def run():
+        with request:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0)
+    assert request.end(Cancelled("ended"))
+    with pytest.raises(Cancelled, match="ended"):
         await task
 
 

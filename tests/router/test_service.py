@@ -19,7 +19,7 @@ from baton.errors import (
 )
 from baton.v1 import inference_pb2, inference_pb2_grpc, request_pb2, worker_pb2
 from engine.text_codec import TextCodec
-from router.service import MAX_TOKENIZING
+from router.service import MAX_TOKENIZING, InferenceServicer
 
 DEF = 33203  # " DEF"
 
@@ -409,8 +409,7 @@ async def test_a_request_that_ends_while_it_is_tokenized_is_not_dispatched(
     await is_released(router, *pair)
 
 
-async def test_a_burst_is_refused_before_it_is_tokenized(start_router, pair, tokenizer, eventually, is_released):
-    """Each ends once; the limit holds within the burst."""
+async def test_of_a_burst_each_ends_once_and_the_limit_holds(start_router, pair, tokenizer, eventually, is_released):
     tokenizer.go.set()
     router, client = await start_router(*pair, max_waiting=5)
     pair[1].report(num_free_blocks=0)
@@ -426,22 +425,62 @@ async def test_a_burst_is_refused_before_it_is_tokenized(start_router, pair, tok
     await is_released(router, *pair)
 
 
-@pytest.mark.usefixtures("_all_are_long")
-async def test_a_burst_of_long_texts_is_refused_before_most_are_tokenized(start_router, pair, tokenizer, eventually):
-    """A few at a time are tokenized, beside the event loop."""
-    router, client = await start_router(*pair, max_waiting=5)
-    pair[1].report(num_free_blocks=0)
-    await eventually(lambda: router._membership.member("decode-0").view().num_free_blocks == 0)
-    reading = [asyncio.create_task(client.generate("Hi", max_tokens=2).read()) for _ in range(50)]
-    await eventually(lambda: tokenizer.num_started == MAX_TOKENIZING)
-    assert (await client.model_info()).model == "tiny"
-    assert tokenizer.num_started == MAX_TOKENIZING
+class CallInMemory:
+    """The server's side of a call without network, so that many begin in the very same moment."""
+
+    def __init__(self):
+        self.messages = []
+
+    def time_remaining(self):
+        return 30.0
+
+    async def send_initial_metadata(self, metadata):
+        await asyncio.sleep(0)
+
+    async def write(self, message):
+        self.messages.append(message)
+
+
+@pytest.fixture
+async def burst(pair, membership, follow, make_dispatcher, model_dir, eventually):
+    """So many requests at once to a router whose workers are full; returns it and their tasks."""
+    tasks = []
+
+    async def start(count):
+        await follow(*pair)
+        pair[1].report(num_free_blocks=0)
+        await eventually(lambda: membership.member("decode-0").view().num_free_blocks == 0)
+        servicer = InferenceServicer("tiny", TextCodec.from_directory(model_dir), membership, make_dispatcher())
+        stopping = request_pb2.StoppingCriteria(max_tokens=2)
+        request = inference_pb2.GenerateRequest(text="Hi", stopping=stopping)
+        tasks.extend(asyncio.create_task(servicer.Generate(request, CallInMemory())) for _ in range(count))
+        return tasks
+
+    yield start
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+QUEUE_LIMIT = 100  # of `make_dispatcher`
+
+
+async def test_a_burst_in_the_same_moment_is_refused_before_it_is_tokenized(burst, tokenizer, eventually):
     tokenizer.go.set()
-    await eventually(lambda: sum(task.done() for task in reading) == 45)
-    assert tokenizer.num_started <= 5 + MAX_TOKENIZING
-    pair[1].report(num_free_blocks=64)
-    results = await asyncio.gather(*reading, return_exceptions=True)
-    assert sum(isinstance(result, str) for result in results) == 5
+    tasks = await burst(5 * QUEUE_LIMIT)
+    await eventually(lambda: sum(task.done() for task in tasks) == 4 * QUEUE_LIMIT)
+    assert tokenizer.num_started == QUEUE_LIMIT
+    assert {task.exception().reason for task in tasks if task.done()} == {"QUEUE_FULL"}
+
+
+@pytest.mark.usefixtures("_all_are_long")
+async def test_a_burst_of_long_texts_is_refused_before_nearly_all_are_tokenized(burst, tokenizer, eventually):
+    """A few at a time are tokenized, beside the event loop, and the queue is looked at before each."""
+    tasks = await burst(5 * QUEUE_LIMIT)
+    await eventually(lambda: tokenizer.num_started == MAX_TOKENIZING)
+    tokenizer.go.set()
+    await eventually(lambda: sum(task.done() for task in tasks) == 4 * QUEUE_LIMIT)
+    assert tokenizer.num_started < QUEUE_LIMIT + MAX_TOKENIZING
 
 
 async def test_a_bad_request_is_a_bad_request_also_when_the_queue_is_full(start_router, pair, eventually):

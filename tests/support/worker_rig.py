@@ -1,6 +1,7 @@
 """Worker services on loopback with the real engine and model, and requests to them as a router sends them."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from decode_worker.service import DecodeServicer
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 from kv_transfer.grpc_transport import write_handler
+from kv_transfer.pool import KvPool
 from kv_transfer.receiver import LandingSink
 from prefill_worker.peers import Peers
 from prefill_worker.service import PrefillServicer
@@ -77,6 +79,28 @@ class Gate:
 
     def open(self) -> None:
         self._is_open.set()
+
+
+class SlowPool(KvPool):
+    """The same memory as a host's pool, whose copies wait for the test, as those on a device wait for the device."""
+
+    def __init__(self, pool: KvPool) -> None:
+        super().__init__(pool._tensor, pool.layout)
+        self.copies_wait = True
+        self.has_begun = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def read(self, block_ids, layers, tokens):
+        self._wait()
+        return super().read(block_ids, layers, tokens)
+
+    def write(self, block_ids, layers, tokens, payload):
+        self._wait()
+        super().write(block_ids, layers, tokens, payload)
+
+    def _wait(self) -> None:
+        self.has_begun.set()
+        assert self.may_go_on.wait(CALL_TIMEOUT_S)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 import pytest
 
 from bench.drill.answers import Scorecard
-from bench.drill.strike_report import blamed, strike_rows
+from bench.drill.strike_report import blamed, strike_rows, usual_silences_s
 from bench.drill.strikes import Phase, Strike, Struck
 
 EXPECTED = [[5, 6, 7]]
@@ -70,3 +70,10 @@ def test_the_strike_nearest_to_the_beginning_of_the_silence_is_blamed(asked, at_
 def test_a_failed_stream_blames_the_last_strike_before_its_end(asked):
     failed = asked(token_ids=(5,), failure="UNAVAILABLE")
     assert blamed(failed, [struck(Phase.QUEUED, "prefill", at_s) for at_s in (2.1, 8.0, 11.0)]).at_s == 8.0
+
+
+def test_streams_that_were_not_hit_are_the_comparison(asked):
+    card = Scorecard(EXPECTED)
+    for stream in (asked(), asked(num_recoveries=1), asked(token_ids=(), failure="HUNG")):
+        card.add(stream)
+    assert usual_silences_s(card) == [7.0]

@@ -68,4 +68,4 @@ def test_the_request_carries_exactly_the_sampling_that_is_judged(cases: list[Cas
 
 def test_how_is_told_in_few_words() -> None:
     assert Case("text", "x", (1,), greedy(3)).how == "greedy"
-    assert Case("text", "x", (1,), seeded(7, 3, top_k=20, top_p=0.9)).how == "seed 7 top-k 20 top-p 0.9"
+    assert Case("text", "x", (1,), seeded(7, 3, top_k=20, top_p=0.9)).how == "seed 7 k=20 p=0.9"

@@ -1,5 +1,7 @@
 """A row's bounds are true for every error within them."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,7 @@ def test_with_a_larger_error_never_fewer_tokens_may_be_chosen() -> None:
     for sampling in ({}, {"top_k": 2}, {"top_p": 0.65}, {"top_k": 3, "top_p": 0.8}, {"temperature": 0.3}):
         for number in np.linspace(0, 0.999, 40):
             possible = [{i for i in range(4) if _row(**sampling).may_choose(LOGITS[i], number, e)} for e in errors]
-            assert all(fewer <= more for fewer, more in zip(possible, possible[1:], strict=False))
+            assert all(fewer <= more for fewer, more in pairwise(possible))
             assert _row(**sampling).choose(number) in possible[0]
             assert possible[-1] == {0, 1, 2, 3}
 

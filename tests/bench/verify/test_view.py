@@ -27,7 +27,7 @@ def _checked(case: Case, got: ClusterAnswer, *comparisons: Comparison, problem: 
 
 
 def _shown(*answers: CheckedAnswer, ledgers=(CLEAN,)) -> list[str]:
-    console = Console(file=io.StringIO(), width=160)
+    console = Console(file=io.StringIO(), width=240)
     print_report(Report("tiny", "bfloat16", answers, ledgers), console)
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines() if line.strip()]
 
