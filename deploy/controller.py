@@ -3,52 +3,51 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 
+from deploy import member_actors
 from deploy.actors import RouterActor, WorkerActor
 from deploy.cluster_spec import ClusterSpec
 from deploy.cluster_status import ClusterStatus
 from deploy.supervisor import Supervisor
 from deploy.worker_spec import WorkerAddress, WorkerSpec
 
-NAMESPACE = "baton"
 _PUSH_TIMEOUT_S = 5.0
 _PUSH_RETRY_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
 def controller_name(cluster: str) -> str:
-    """The controller's name in Ray, in the namespace NAMESPACE."""
+    """The controller's name in Ray, in the namespace `member_actors.NAMESPACE`."""
     return f"{cluster}-controller"
 
 
 class Controller:
     """Creates the router and the workers, restarts the dead, and tells the router which workers live.
 
-    The actors that it creates die with it; if its process dies, Ray starts another, which begins anew.
+    The actors that it creates outlive it: if its process dies, Ray starts another, which takes over what runs.
     """
 
     # Ray awaits it, and so a controller that Ray has restarted supervises again at once.
-    async def __init__(self, spec: ClusterSpec, available_cores: Sequence[int]) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, spec: ClusterSpec, available_cores: Sequence[int], incarnation: str
+    ) -> None:
+        """`incarnation` tells this cluster from an earlier one of its name, of which nothing may be left."""
         self._spec = spec
+        self._incarnation = incarnation
         self._membership_changed = asyncio.Event()
-        self._router = Supervisor("router", "router", self._create_router, self._membership_changed.set)
+        member_actors.sweep(spec.name, keep_incarnation=incarnation)
+        self._router = self._supervisor("router", "router", self._create_router)
         self._workers = tuple(
-            Supervisor(
-                worker.name,
-                worker.role,
-                functools.partial(self._create_worker, worker),
-                self._membership_changed.set,
-            )
+            self._supervisor(worker.name, worker.role, functools.partial(self._create_worker, worker))
             for worker in spec.worker_specs(available_cores)
         )
         self._tasks = [
             asyncio.create_task(self._push_membership()),
-            *(asyncio.create_task(member.run()) for member in self._members),
+            *(asyncio.create_task(member.run(self._found(member.status.name))) for member in self._members),
         ]
 
     async def status(self) -> ClusterStatus:
@@ -71,6 +70,17 @@ class Controller:
         await self._router.end(grace_s)
         await asyncio.gather(*(worker.end(grace_s) for worker in self._workers))
 
+    async def replace_worker(self, name: str, grace_s: float) -> None:
+        """Lets a worker leave, with `grace_s` seconds for its requests, and starts another in its place.
+
+        Returns when it has left. Raises ValueError for a name that is not known, or a worker that is not ready.
+        """
+        worker = next((worker for worker in self._workers if worker.status.name == name), None)
+        if worker is None:
+            known = ", ".join(worker.status.name for worker in self._workers)
+            raise ValueError(f"there is no worker {name!r}; there are {known}")
+        await worker.replace(grace_s)
+
     @property
     def _members(self) -> tuple[Supervisor, ...]:
         return (self._router, *self._workers)
@@ -82,6 +92,8 @@ class Controller:
             router = self._router.actor
             if router is None or not self._router.status.report.state.is_up:
                 continue  # it gets the list once it is up, which is a change
+            if any(worker.is_adopting for worker in self._workers):
+                continue  # it knows them all; a list without these would take them from it
             try:
                 await asyncio.wait_for(router.set_workers.remote(self._addresses()), _PUSH_TIMEOUT_S)
             except (RayError, TimeoutError) as error:
@@ -96,23 +108,22 @@ class Controller:
             if (report := status.report).address
         ]
 
+    def _supervisor(self, name: str, role: str, create: Callable[[], tuple[Any, Any]]) -> Supervisor:
+        return Supervisor(name, role, create, self._membership_changed.set)
+
+    def _found(self, member: str) -> Any | None:
+        return member_actors.find(self._spec.name, self._incarnation, member)
+
     def _create_router(self) -> tuple[Any, Any]:
-        actor = _remote(RouterActor, num_cpus=0, num_threads=1)
+        actor = self._make(RouterActor, "router", num_cpus=0, num_threads=1)
         return actor, actor.begin.remote(self._spec.router_settings())
 
     def _create_worker(self, spec: WorkerSpec) -> tuple[Any, Any]:
         num_cpus = 0 if self._spec.pin_cores else self._spec.cores_per_worker
-        actor = _remote(WorkerActor, num_cpus=num_cpus, num_threads=self._spec.cores_per_worker)
+        actor = self._make(WorkerActor, spec.name, num_cpus=num_cpus, num_threads=self._spec.cores_per_worker)
         return actor, actor.begin.remote(spec)
 
-
-def _remote(actor_class: type, *, num_cpus: int, num_threads: int) -> Any:
-    # Read by the numerical libraries when they are loaded, so they must be there before the process starts.
-    threads = {name: str(num_threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    options = {
-        "num_cpus": num_cpus,
-        "max_restarts": 0,  # the controller creates a new actor instead, with back-off
-        "max_concurrency": 100,
-        "runtime_env": {"env_vars": threads},
-    }
-    return ray.remote(actor_class).options(**options).remote()
+    def _make(self, actor_class: type, member: str, *, num_cpus: int, num_threads: int) -> Any:
+        return member_actors.make(
+            actor_class, self._spec.name, self._incarnation, member, num_cpus=num_cpus, num_threads=num_threads
+        )

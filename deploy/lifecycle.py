@@ -93,6 +93,15 @@ def cluster_status(record: ClusterRecord) -> ClusterStatus:
     return status
 
 
+def replace_worker(record: ClusterRecord, worker: str, grace_s: float) -> None:
+    """Lets a worker leave, with `grace_s` seconds for its requests, and starts another in its place.
+
+    What still runs then goes on elsewhere. Returns when it has left. Raises ClusterError.
+    """
+    with _session(record) as session:
+        session.replace_worker(record.name, worker, grace_s)
+
+
 def available_cores() -> Sequence[int]:
     """Numbers of the CPU cores that this process may use."""
     return sorted(os.sched_getaffinity(0))

@@ -1,6 +1,7 @@
 """A connection to Ray, and the controller in it. Import it when Ray's environment is set: Ray reads it only then."""
 
 import contextlib
+import secrets
 import signal
 import socket
 import threading
@@ -9,11 +10,12 @@ from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
+from deploy import member_actors
 from deploy.cluster_spec import ClusterSpec
 from deploy.cluster_status import ClusterStatus
-from deploy.controller import NAMESPACE, Controller, controller_name
+from deploy.controller import Controller, controller_name
 from deploy.errors import ClusterError
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -28,7 +30,7 @@ def ray_session(address: str) -> Iterator[None]:
     _check_listens(address)
     sigterm_handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, namespace=member_actors.NAMESPACE, log_to_driver=False, logging_level="ERROR")
         _handle_sigterm(sigterm_handler)
         yield
     except (RayError, ConnectionError, TimeoutError) as error:
@@ -64,7 +66,7 @@ def create_controller(spec: ClusterSpec, available_cores: Sequence[int]) -> None
         "max_restarts": -1,
         "max_concurrency": 100,
     }
-    ray.remote(Controller).options(**options).remote(spec, available_cores)
+    ray.remote(Controller).options(**options).remote(spec, available_cores, secrets.token_hex(4))
 
 
 def controller_status(cluster: str) -> ClusterStatus:
@@ -78,6 +80,19 @@ def controller_status(cluster: str) -> ClusterStatus:
     return status
 
 
+def replace_worker(cluster: str, worker: str, grace_s: float) -> None:
+    """Lets a worker leave and starts another; returns when it has left. Raises ClusterError."""
+    controller = _controller(cluster)
+    if controller is None:
+        raise ClusterError(f"Ray runs, but not the controller of cluster {cluster!r}")
+    try:
+        ray.get(controller.replace_worker.remote(worker, grace_s), timeout=grace_s + _SHUTDOWN_MARGIN_S)
+    except RayTaskError as error:
+        if isinstance(error.cause, ValueError):
+            raise ClusterError(str(error.cause)) from error
+        raise
+
+
 def shut_down(cluster: str, grace_s: float) -> None:
     """Ends all actors of a cluster, with `grace_s` seconds for running requests. Nothing happens without one.
 
@@ -85,10 +100,12 @@ def shut_down(cluster: str, grace_s: float) -> None:
     """
     controller = _controller(cluster)
     if controller is None:  # it never came to life, or is gone already
+        member_actors.sweep(cluster)
         return
     members = _processes_here(ray.get(controller.status.remote(), timeout=_STATUS_TIMEOUT_S))
     ray.get(controller.shutdown.remote(grace_s), timeout=2 * grace_s + _SHUTDOWN_MARGIN_S)
     ray.kill(controller, no_restart=True)
+    member_actors.sweep(cluster)
     _, survivors = psutil.wait_procs(members, timeout=_EXIT_TIMEOUT_S)  # Ray ends them after it has said so
     if survivors:
         raise ClusterError(f"processes {[process.pid for process in survivors]} do not end: end them by hand")
@@ -105,6 +122,6 @@ def _processes_here(status: ClusterStatus) -> list[psutil.Process]:
 
 def _controller(cluster: str) -> Any:
     try:
-        return ray.get_actor(controller_name(cluster), NAMESPACE)
+        return ray.get_actor(controller_name(cluster), member_actors.NAMESPACE)
     except ValueError:
         return None

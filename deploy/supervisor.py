@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -13,7 +13,14 @@ from ray.exceptions import RayError, RayTaskError
 from deploy.cluster_status import MemberReport, MemberState, MemberStatus
 from deploy.restart_policy import HeartbeatPolicy, RestartPolicy
 
+STOP_MARGIN_S = 5.0  # for what follows the requests: handing back, closing
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replacement:
+    grace_s: float
+    has_left: asyncio.Future[None]
 
 
 class _LostError(Exception):
@@ -40,31 +47,70 @@ class Supervisor:
         self.status = MemberStatus(name, role, MemberReport(MemberState.STARTING), 0, 0)
         self.actor: Any = None
         self._create = create
+        self._adopted: Any = None
+        self._replacing: _Replacement | None = None
         self._on_change = on_change
         self._restart = restart or RestartPolicy()
         self._heartbeat = heartbeat or HeartbeatPolicy()
         self._up_since_s: float | None = None
 
-    async def run(self) -> None:
-        """Runs until cancelled. The actor, if there is one then, is left to `end`."""
+    @property
+    def is_adopting(self) -> bool:
+        """Whether it has taken over an actor that has not reported yet."""
+        return self._adopted is not None
+
+    async def run(self, adopted: Any = None) -> None:
+        """Runs until cancelled. The actor, if there is one then, is left to `end`.
+
+        `adopted` is an actor that runs already, made by a supervisor before this one.
+        """
+        self._adopted = adopted
         while True:
             self._up_since_s = None
-            self.actor, begun = self._create()
+            if self._adopted is not None:
+                self.actor = self._adopted
+                begun = self.actor.report.remote()
+            else:
+                self.actor, begun = self._create()
             reason = await self._watch(begun)
-            self._note_failure(reason)
-            self._kill()
-            await asyncio.sleep(self._restart.delay_s(self.status.failures_in_a_row))
+            self._adopted = None
+            if self._replacing is None:
+                self._note_failure(reason)
+                self._kill()
+                await asyncio.sleep(self._restart.delay_s(self.status.failures_in_a_row))
+            else:
+                await self._retire(self._replacing)
             self._set(replace(self.status, num_restarts=self.status.num_restarts + 1))
+
+    async def replace(self, grace_s: float) -> None:
+        """Lets the actor leave, with `grace_s` seconds for its requests, and starts another; returns when it has left.
+
+        Raises ValueError if there is none that runs.
+        """
+        if self.actor is None or not self.status.is_ready or self._replacing is not None:
+            raise ValueError(
+                f"{self.status.name} is {self.status.report.state.value}: it can be replaced when it is ready"
+            )
+        self._replacing = _Replacement(grace_s, asyncio.get_running_loop().create_future())
+        await asyncio.shield(self._replacing.has_left)
 
     async def end(self, grace_s: float) -> None:
         """Stops the actor, giving its requests `grace_s` seconds, and kills what is left of it."""
         if self.actor is None:
             return
         try:
-            await asyncio.wait_for(self.actor.stop.remote(grace_s), grace_s + self._heartbeat.timeout_s)
+            await asyncio.wait_for(self.actor.stop.remote(grace_s), grace_s + STOP_MARGIN_S)
         except (RayError, TimeoutError) as error:
             _logger.warning("%s did not stop by itself: %s", self.status.name, _in_one_line(error))
         self._kill()
+
+    async def _retire(self, replacement: "_Replacement") -> None:
+        report = replace(self.status.report, state=MemberState.RESTARTING, detail="leaving: its requests end or move")
+        self._set(replace(self.status, report=report))
+        await self.end(replacement.grace_s)
+        self._set(replace(self.status, report=MemberReport(MemberState.RESTARTING, "replaced on request")))
+        self._replacing = None
+        replacement.has_left.set_result(None)
 
     async def _watch(self, begun: Any) -> str:
         """Returns why the actor must be given up."""
@@ -72,7 +118,7 @@ class Supervisor:
         num_missed = 0
         try:
             await self._answer(begun, self._heartbeat.start_timeout_s)
-            while not self._heartbeat.is_lost(num_missed):
+            while not self._heartbeat.is_lost(num_missed) and self._replacing is None:
                 report = await self._ask(start_deadline_s)
                 self._note(report)
                 num_missed = num_missed + 1 if report.state is MemberState.UNHEALTHY else 0
@@ -81,7 +127,7 @@ class Supervisor:
             return str(lost)
         except TimeoutError:
             return f"not ready within {self._heartbeat.start_timeout_s:.0f} s"
-        return report.detail
+        return self.status.report.detail
 
     async def _ask(self, start_deadline_s: float) -> MemberReport:
         is_starting = self._up_since_s is None
@@ -109,6 +155,7 @@ class Supervisor:
         return self._heartbeat.start_interval_s if self._up_since_s is None else self._heartbeat.interval_s
 
     def _note(self, report: MemberReport) -> None:
+        self._adopted = None
         if report.state.is_up and self._up_since_s is None:
             self._up_since_s = time.monotonic()
         self._set(replace(self.status, report=report))

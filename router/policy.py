@@ -55,10 +55,10 @@ def choose(
     """Picks the pair with the least work before it.
 
     Prefill workers are ranked by the prompt tokens queued there, decode workers by the share of their batch
-    that is taken and then by free blocks; those to be avoided come last. Pairs (prefill, decode) in
-    `blocked_pairs` are never made. Pure prefill and decode workers come first; mixed workers serve alone what no
-    such pair can take now. Of equals the one that was sent least takes its turn, then the first by name: equal
-    snapshots give equal decisions.
+    that is taken and then by free blocks. Of all that can be taken now, those with the fewest workers to be avoided
+    come first. Pairs (prefill, decode) in `blocked_pairs` are never made. Pure prefill and decode workers come
+    before mixed ones, which serve alone. Of equals the one that was sent least takes its turn, then the first by
+    name: equal snapshots give equal decisions.
     """
     ready = sorted((w for w in workers if w.is_ready), key=lambda w: w.name)
     if not ready:
@@ -69,9 +69,11 @@ def choose(
     decodes = [w for w in ready if w.can_decode and not w.can_prefill]
     pair = _choose_pair(claim, prefills, decodes, blocked_pairs)
     mixed = [w for w in ready if w.can_prefill and w.can_decode]
-    if isinstance(pair, Decision) or not mixed:
+    if not mixed:
         return pair
-    return _choose_mixed(claim, mixed)
+    alone = _choose_mixed(claim, mixed)
+    decisions = [choice for choice in (pair, alone) if isinstance(choice, Decision)]
+    return min(decisions, key=lambda d: _num_avoided(claim, d.prefill, d.decode), default=alone)
 
 
 def _choose_prefill(claim: Claim, prefills: Sequence[WorkerView]) -> Decision | Refusal:
@@ -95,15 +97,20 @@ def _choose_pair(
     if blocked_pairs.issuperset(fitting):
         return Refusal.BLOCKED
     with_room = _by_queue(claim, prefills)
-    for decode in _by_load(claim, decodes):
-        for prefill in with_room:
-            if prefill.fingerprint == decode.fingerprint and (prefill.name, decode.name) not in blocked_pairs:
-                reason = (
-                    f"least queued prefill ({prefill.num_queued_tokens} tokens), least loaded decode "
-                    f"({decode.num_sequences}/{decode.max_batch_sequences} sequences)"
-                )
-                return Decision(prefill.name, decode.name, reason)
-    return Refusal.NO_ROOM
+    pairs = [
+        (p, d)
+        for d in _by_load(claim, decodes)
+        for p in with_room
+        if p.fingerprint == d.fingerprint and (p.name, d.name) not in blocked_pairs
+    ]
+    if not pairs:
+        return Refusal.NO_ROOM
+    prefill, decode = min(pairs, key=lambda pair: _num_avoided(claim, pair[0].name, pair[1].name))
+    reason = (
+        f"least queued prefill ({prefill.num_queued_tokens} tokens), least loaded decode "
+        f"({decode.num_sequences}/{decode.max_batch_sequences} sequences)"
+    )
+    return Decision(prefill.name, decode.name, reason)
 
 
 def _choose_mixed(claim: Claim, mixed: Sequence[WorkerView]) -> Decision | Refusal:
@@ -111,6 +118,10 @@ def _choose_mixed(claim: Claim, mixed: Sequence[WorkerView]) -> Decision | Refus
     if not with_room:
         return Refusal.NO_ROOM
     return Decision(None, with_room[0].name, "no prefill and decode pair: a mixed worker serves alone")
+
+
+def _num_avoided(claim: Claim, *names: str | None) -> int:
+    return sum(name in claim.avoid for name in names)
 
 
 def _by_load(claim: Claim, workers: Iterable[WorkerView]) -> list[WorkerView]:

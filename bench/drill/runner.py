@@ -68,14 +68,14 @@ async def _run_all(drills: _Drills, scenarios: Sequence[Scenario], note: Callabl
     async with AsyncClient(cluster.record.router_address) as client:
         for run, scenario in zip(_run_names(scenarios), scenarios, strict=True):
             questions = make_questions(scenario.num_questions, scenario.shape, encode, drills.seed)
-            findings, can_go_on = await _run_one(drills.drill(client, run), scenario, questions)
+            findings, can_go_on = await run_scenario(drills.drill(client, run), scenario, questions)
             note(run, findings)
             if not can_go_on:
                 return
 
 
-async def _run_one(drill: Drill, scenario: Scenario, questions: Sequence[Question]) -> tuple[Findings, bool]:
-    """What was found, and whether the cluster is in a state for more."""
+async def run_scenario(drill: Drill, scenario: Scenario, questions: Sequence[Question]) -> tuple[Findings, bool]:
+    """What one scenario has found, its aftermath included, and whether the cluster is in a state for more."""
     findings, problems = Findings(()), []
     try:
         async with drill.cluster.watched():

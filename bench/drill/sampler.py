@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from bench.drill.cluster import DrillCluster
 from bench.drill.memory import MemoryCurve, curves
-from bench.drill.processes import controller_lives
+from bench.drill.processes import Processes, controller_lives
 
 
 class MemorySampler:
@@ -15,6 +15,7 @@ class MemorySampler:
 
     def __init__(self, cluster: DrillCluster) -> None:
         self._cluster = cluster
+        self._processes = Processes()
         self._began_at_s = time.monotonic()
         self._samples: list[tuple[float, str, int, int]] = []
 
@@ -26,9 +27,10 @@ class MemorySampler:
     async def sample(self) -> dict[tuple[str, int], int]:
         """Memory of every process now, in bytes, by name and process id; also kept."""
         controllers = await asyncio.to_thread(controller_lives, self._cluster.record)
-        self._cluster.processes.note(controllers)
+        lives = [*self._cluster.roster.current.values(), *controllers]
+        self._processes.note(lives)
         now_s = time.monotonic() - self._began_at_s
-        found = self._cluster.processes.memory([*self._cluster.roster.current.values(), *controllers])
+        found = self._processes.memory(lives)
         self._samples += [(now_s, name, pid, size) for name, pid, size in found]
         return {(name, pid): size for name, pid, size in found}
 

@@ -173,4 +173,3 @@ def test_everybody_ends_within_a_bound_whatever_comes_later(
     handed_back = stream.scheduler.take_handed_back()
     for seq in first:
         assert seq.num_output_tokens == seq.sampling.max_tokens or seq.sequence_id in handed_back
-    assert num_blocks < 400 or handed_back == []

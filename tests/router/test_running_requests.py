@@ -110,9 +110,8 @@ async def test_an_interruption_that_gets_lost_on_its_way_is_still_the_end():
     request = RunningRequest("r")
 
     async def run():
-        with request:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.Event().wait()
+        with request, contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
 
     task = asyncio.create_task(run())
     await asyncio.sleep(0)

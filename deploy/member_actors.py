@@ -1,0 +1,58 @@
+"""The actors of a cluster in Ray: how they are named, made, found again and swept away.
+
+Their names are cluster/incarnation/member/number. An incarnation is one `baton up`; the number is new in each life of
+a member, so that a new life never waits for the name of one that is still dying.
+"""
+
+import logging
+import uuid
+from typing import Any
+
+import ray
+
+NAMESPACE = "baton"
+_logger = logging.getLogger(__name__)
+
+
+def make(actor_class: type, cluster: str, incarnation: str, member: str, *, num_cpus: int, num_threads: int) -> Any:
+    """Starts an actor that outlives whoever makes it."""
+    # Read by the numerical libraries when they are loaded, so they must be there before the process starts.
+    threads = {name: str(num_threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    options = {
+        "name": f"{cluster}/{incarnation}/{member}/{uuid.uuid4().hex[:8]}",
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "num_cpus": num_cpus,
+        "max_restarts": 0,  # the controller creates a new actor instead, with back-off
+        "max_concurrency": 100,
+        "runtime_env": {"env_vars": threads},
+    }
+    return ray.remote(actor_class).options(**options).remote()
+
+
+def find(cluster: str, incarnation: str, member: str) -> Any | None:
+    """A living actor of this member; if there are several, which a dying controller may have left, one of them."""
+    names = _names(f"{cluster}/{incarnation}/{member}/")
+    return _handle(names[-1]) if names else None
+
+
+def sweep(cluster: str, *, keep_incarnation: str = "") -> None:
+    """Kills the actors of a cluster that no controller owns any more, but those of one incarnation."""
+    for name in _names(f"{cluster}/"):
+        if not keep_incarnation or not name.startswith(f"{cluster}/{keep_incarnation}/"):
+            actor = _handle(name)
+            if actor is not None:
+                _logger.warning("%s was left over and is ended", name)
+                ray.kill(actor, no_restart=True)
+
+
+def _names(prefix: str) -> list[str]:
+    found = ray.util.list_named_actors(all_namespaces=True)
+    return sorted(a["name"] for a in found if a["namespace"] == NAMESPACE and a["name"].startswith(prefix))
+
+
+def _handle(name: str) -> Any | None:
+    try:
+        return ray.get_actor(name, NAMESPACE)
+    except ValueError:  # it has just died
+        return None
