@@ -1,5 +1,6 @@
 """The engine's thread with the real scheduler, and a runner whose KV cache is a table of token ids."""
 
+import logging
 import queue
 import random
 import threading
@@ -8,9 +9,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+import engine.engine
 from engine.admission import DuplicateSequence, NeverFits, QueueFull, UnknownSequence
 from engine.block_pool import BlockPool, Ledger, OutOfBlocks
-from engine.engine import Engine
+from engine.engine import Engine, EngineLoad
+from engine.ledger_audit import Repair
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler
 from engine.scheduler_config import SchedulerConfig
@@ -19,8 +22,10 @@ from engine.step_plan import SequenceOutput, StepPlan, StepResult
 
 BLOCK_SIZE = 4
 NUM_LAYERS = 2
+HANDED_BACK = "handed back"
 TIMEOUT_S = 20.0
-POISON = 666
+POISON = 666  # a step with it fails
+SILENCE = 667  # a step with it brings no token for its sequence
 
 
 def next_token(tokens: list[int]) -> int:
@@ -66,7 +71,8 @@ class TokenRunner:
             self.store(s.block_ids, s.start, s.token_ids)
         for layer in range(NUM_LAYERS):
             on_layer(layer)
-        return StepResult({s.sequence_id: self._next(s.block_ids, s.start + len(s.token_ids)) for s in plan.sequences})
+        heard = [s for s in plan.sequences if SILENCE not in s.token_ids]
+        return StepResult({s.sequence_id: self._next(s.block_ids, s.start + len(s.token_ids)) for s in heard})
 
     def _next(self, block_ids: tuple[int, ...], count: int) -> int:
         return next_token([self.stored[block_ids[t // BLOCK_SIZE], t % BLOCK_SIZE] for t in range(count)])
@@ -97,6 +103,10 @@ class Heard:
     def on_failure(self, message: str) -> None:
         self.threads.add(threading.current_thread().name)
         self.events.put(message)
+
+    def on_handed_back(self) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.events.put(HANDED_BACK)
 
     def next(self) -> SequenceOutput:
         output = self.events.get(timeout=TIMEOUT_S)
@@ -130,12 +140,16 @@ class Rig:
         }
         self.runner = TokenRunner()
         self.changes = queue.Queue[None]()
-        scheduler = Scheduler(SchedulerConfig(**(defaults | limits)), BlockPool(num_blocks, BLOCK_SIZE), "model")
+        self.pool = BlockPool(num_blocks, BLOCK_SIZE)
+        scheduler = Scheduler(SchedulerConfig(**(defaults | limits)), self.pool, "model")
         self.engine = Engine(self.runner, scheduler, lambda: self.changes.put(None))
 
     def settle(self) -> None:
         """Waits until nothing is owned any more: changes tell when to look again."""
-        while self.engine.load().ledger.owned or self.engine.load().num_sequences:
+        self.wait_until(lambda load: load.ledger.owned == load.num_sequences == 0)
+
+    def wait_until(self, condition: Callable[[EngineLoad], bool]) -> None:
+        while not condition(self.engine.load()):
             self.changes.get(timeout=TIMEOUT_S)
 
     def close(self) -> None:
@@ -159,7 +173,7 @@ def new_rig() -> Iterator[Callable[..., Rig]]:
         rig.close()
         load = rig.engine.load()
         load.ledger.check()
-        assert (load.ledger.owned, load.num_sequences, load.num_in_flight_blocks) == (0, 0, 0)
+        assert (load.ledger.owned, load.ledger.in_flight, load.num_sequences) == (0, 0, 0)
         assert not rig.engine._sinks
         assert not rig.engine._started
 
@@ -221,17 +235,39 @@ class TestAdd:
         assert waiting.answer() == continuation([1], 1)
         assert refused.events.empty()
 
-    def test_preemption_is_not_a_second_start(self, new_rig: Callable[..., Rig]) -> None:
-        """Two sequences that grow to 4 blocks each, in 6: the younger is recomputed."""
+
+class TestHandBack:
+    def test_the_younger_hears_it_after_all_its_tokens_and_can_go_on(self, new_rig: Callable[..., Rig]) -> None:
+        """Two sequences that grow to 4 blocks each, in 6."""
+        rig = new_rig(num_blocks=6)
+        old, young, again = Heard(), Heard(), Heard()
+        rig.runner.gate.clear()
+        for sequence_id, sink in (("old", old), ("young", young)):
+            rig.engine.add(_seq(sequence_id, [len(sequence_id)] * 6, 10), sink)
+        rig.runner.gate.set()
+        assert old.answer() == continuation([3] * 6, 10)
+        tokens: list[int] = []
+        while (event := young.events.get(timeout=TIMEOUT_S)) != HANDED_BACK:
+            assert isinstance(event, SequenceOutput)
+            tokens += event.token_ids
+        assert 0 < len(tokens) < 10
+        assert young.events.empty()
+        assert young.threads == {"engine"}
+        rig.settle()
+        rig.engine.abort("young")
+        prompt = [5] * 6 + tokens
+        rig.engine.add(_seq("young", prompt, 10 - len(tokens)), again)
+        assert tokens + again.answer() == continuation([5] * 6, 10)
+        assert len(again.started) == 1
+
+    def test_it_is_reported_as_a_change(self, new_rig: Callable[..., Rig]) -> None:
         rig = new_rig(num_blocks=6)
         sinks = [Heard(), Heard()]
         rig.runner.gate.clear()
         for i, sink in enumerate(sinks):
             rig.engine.add(_seq(str(i), [i] * 6, 10), sink)
         rig.runner.gate.set()
-        for i, sink in enumerate(sinks):
-            assert sink.answer() == continuation([i] * 6, 10)
-            assert sink.started == [0]
+        rig.settle()
 
 
 class TestLayers:
@@ -271,7 +307,8 @@ class TestReserve:
         sink, prompt = Heard(), list(range(13))
         seq = _seq("a", prompt, 6)
         assert rig.engine.reserve(seq, sink) == 0
-        assert (rig.engine.load().num_reserved, rig.engine.load().num_in_flight_blocks) == (1, 4)
+        load = rig.engine.load()
+        assert (load.num_reserved, load.ledger.in_flight, load.ledger.owned) == (1, 4, 0)
         rig.runner.store(seq.block_ids, 0, prompt)
         first, *rest = continuation(prompt, 6)
         assert rig.engine.activate("a", first) == SequenceOutput("a", (first,))
@@ -366,6 +403,22 @@ class TestFailure:
         rig.engine.abort("other")
         assert poisoned.events.empty()
 
+    def test_a_step_that_brings_too_few_tokens_ends_those_that_lack_one(
+        self, rig: Rig, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        silent, beside, after = Heard(), Heard(), Heard()
+        rig.runner.gate.clear()
+        rig.engine.add(_seq("first", [1]), Heard())
+        assert rig.runner.step_began.wait(TIMEOUT_S)
+        rig.engine.add(_seq("silent", [SILENCE, 2, 3, 4, 5], 5), silent)
+        rig.engine.add(_seq("beside", [5, 6, 7], 5), beside)
+        rig.runner.gate.set()
+        assert "no token" in silent.failure()
+        assert beside.answer() == continuation([5, 6, 7], 5)
+        assert "no token for 1 of its sequences" in caplog.text
+        rig.engine.add(_seq("after", [SILENCE - 1, 2, 3], 2), after)
+        assert after.failure() == "the step failed: FloatingPointError", "the thread runs on"
+
     def test_of_an_aborted_sequence_is_not_heard_by_it(self, rig: Rig) -> None:
         sink = Heard()
         rig.runner.gate.clear()
@@ -379,7 +432,7 @@ class TestFailure:
 
 class TestLoad:
     def test_counts_what_is_where(self, rig: Rig) -> None:
-        assert rig.engine.load().ledger == Ledger(total=64, free=64, cached=0, owned=0)
+        assert rig.engine.load().ledger == Ledger(total=64, free=64, cached=0, owned=0, in_flight=0)
         rig.runner.gate.clear()
         sinks = [Heard(), Heard()]
         rig.engine.add(_seq("running", list(range(20))), sinks[0])
@@ -389,8 +442,8 @@ class TestLoad:
         load = rig.engine.load()
         assert (load.num_sequences, load.num_running, load.num_waiting, load.num_reserved) == (3, 1, 1, 1)
         assert load.num_queued_tokens == 27
-        assert load.num_in_flight_blocks == 2
-        assert load.ledger == Ledger(total=64, free=57, cached=0, owned=7)
+        assert load.ledger == Ledger(total=64, free=57, cached=0, owned=5, in_flight=2)
+        assert load.num_repaired_blocks == 0
         rig.runner.gate.set()
         for sink in sinks:
             sink.answer()
@@ -426,6 +479,67 @@ class TestLoad:
         rig.engine.add(_seq("b", list(range(12))), again)
         again.answer()
         assert again.started == [0]
+
+
+class TestAudit:
+    @pytest.fixture(autouse=True)
+    def only_when_idle(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(engine.engine, "AUDIT_INTERVAL_S", 100 * TIMEOUT_S)
+
+    def test_a_leak_is_put_right_once_the_engine_is_idle_and_told(
+        self, rig: Rig, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with rig.engine._work:
+            rig.pool.allocate(2)
+        sink = Heard()
+        rig.engine.add(_seq("a", [1, 2], 3), sink)
+        assert sink.answer() == continuation([1, 2], 3)
+        rig.wait_until(lambda load: load.num_repaired_blocks == 2)
+        assert rig.engine.load().ledger == Ledger(total=64, free=64, cached=0, owned=0)
+        [record] = [r for r in caplog.records if r.levelno == logging.ERROR]
+        assert "2 blocks were put right" in record.getMessage()
+        assert "owned by nobody that exists" in record.getMessage()
+        assert rig.engine.stalled_s() == 0
+
+    def test_what_a_waiting_sequence_needs_may_be_what_leaked(self, new_rig: Callable[..., Rig]) -> None:
+        rig, sink = new_rig(num_blocks=4), Heard()
+        with rig.engine._work:
+            rig.pool.allocate(4)
+        rig.engine.add(_seq("a", [1, 2], 3), sink)
+        assert sink.answer() == continuation([1, 2], 3)
+        assert rig.engine.load().num_repaired_blocks == 4
+
+    def test_a_busy_engine_is_audited_now_and_then(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(engine.engine, "AUDIT_INTERVAL_S", 0.0)
+        sink = Heard()
+        rig.engine.add(_seq("a", [1, 2], 150), sink)
+        sink.next()
+        with rig.engine._work:
+            rig.pool.allocate(2)
+        rig.wait_until(lambda load: load.num_repaired_blocks == 2)
+        assert rig.engine.load().num_running == 1
+        assert sink.next().token_ids
+        rig.engine.abort("a")
+
+    def test_nothing_is_looked_at_while_nothing_changes(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        sink, num_audits = Heard(), queue.Queue[None]()
+        audit = rig.engine._scheduler.audit
+
+        def count() -> Repair:
+            num_audits.put(None)
+            return audit()
+
+        monkeypatch.setattr(rig.engine._scheduler, "audit", count)
+        rig.engine.add(_seq("a", [1, 2], 3), sink)
+        sink.answer()
+        rig.settle()
+        num_audits.get(timeout=TIMEOUT_S)
+        for _ in range(3):
+            with rig.engine._work:
+                rig.engine._work.notify_all()
+        assert num_audits.empty()
 
 
 class TestThread:
@@ -502,7 +616,7 @@ def _one_request(rig: Rig, chance: random.Random, name: str) -> None:
     match chance.choice(["add", "add", "reserve", "hold", "abort"]):
         case "add":
             rig.engine.add(_seq(name, prompt, count), sink)
-            assert sink.answer() == continuation(prompt, count)
+            _check_answer(sink, continuation(prompt, count))
         case "hold":
             rig.engine.add(_seq(name, prompt, hold=True), sink)
             assert list(sink.next().token_ids) == continuation(prompt, 1)
@@ -510,7 +624,7 @@ def _one_request(rig: Rig, chance: random.Random, name: str) -> None:
         case "abort":
             rig.engine.add(_seq(name, prompt, 50), sink)
             for _ in range(chance.randint(0, 2)):
-                sink.next()
+                sink.events.get(timeout=TIMEOUT_S)
             rig.engine.abort(name)
         case "reserve":
             seq = _seq(name, prompt, count)
@@ -521,4 +635,13 @@ def _one_request(rig: Rig, chance: random.Random, name: str) -> None:
             rig.runner.store(seq.block_ids, num_cached, prompt[num_cached:])
             first, *rest = continuation(prompt, count)
             if rig.engine.activate(name, first).finish_reason is None:
-                assert sink.answer() == rest
+                _check_answer(sink, rest)
+
+
+def _check_answer(sink: Heard, expected: list[int]) -> None:
+    """All of it comes, or the sequence is handed back before the end."""
+    tokens: list[int] = []
+    while tokens != expected and (event := sink.events.get(timeout=TIMEOUT_S)) != HANDED_BACK:
+        assert isinstance(event, SequenceOutput), event
+        tokens += event.token_ids
+        assert tokens == expected[: len(tokens)]
