@@ -18,6 +18,7 @@ from router.dispatch import DispatchConfig, Dispatcher
 from router.forecast import Forecast
 from router.membership import Membership, WorkerAddress
 from router.policy import Claim, Decision, Refusal, choose
+from router.reply import CLIENT_STALL_LIMIT_S
 from router.service import InferenceServicer
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,8 @@ class RouterSpec:
     """One router. `port` 0 takes any free one.
 
     `local_prefill_max_tokens`: a decode worker that lacks no more of a prompt than this prefills it by itself.
-    `recovery_patience_s`: so long a request that has lost its workers waits for others.
+    `recovery_patience_s`: so long a request that has lost its workers waits for others. `client_stall_limit_s`: a
+    client that takes no message for so long is given up.
     """
 
     model_dir: str
@@ -40,6 +42,7 @@ class RouterSpec:
     max_waiting: int = 1024
     local_prefill_max_tokens: int = 16
     recovery_patience_s: float = 30.0
+    client_stall_limit_s: float = CLIENT_STALL_LIMIT_S
 
 
 class RouterServer:
@@ -54,7 +57,7 @@ class RouterServer:
         config = DispatchConfig(spec.local_prefill_max_tokens, spec.recovery_patience_s)
         dispatcher = Dispatcher(self._membership, self._queue, forecast, config)
         self._server: grpc.aio.Server = channel.server([ErrorInterceptor()])
-        servicer = InferenceServicer(spec.model_name, codec, self._membership, dispatcher)
+        servicer = InferenceServicer(spec.model_name, codec, self._membership, dispatcher, spec.client_stall_limit_s)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
         self._health: health.aio.HealthServicer = await channel.add_health_and_reflection(self._server, [SERVICE_NAME])
         port = channel.bind(self._server, spec.port, host=spec.host)

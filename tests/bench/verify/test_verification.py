@@ -22,19 +22,19 @@ VOCAB_SIZE = 49152
 EOS = 2
 CAPITAL = "The capital of France is"
 KNOWN = (7042, 30, 198, 198, 504, 2988, 314, 42)  # its greedy continuation by transformers in float32
-NUM_TOKENS = 12
+NUM_TOKENS = 8
 
 Corruption = Callable[[tuple[int, ...]], tuple[int, ...]]
 
 CORRUPTIONS: dict[str, Corruption] = {
     "first token": lambda ids: (9, *ids[1:]),
-    "middle token": lambda ids: (*ids[:6], 9, *ids[7:]),
+    "middle token": lambda ids: (*ids[:4], 9, *ids[5:]),
     "last token": lambda ids: (*ids[:-1], 9),
     "first doubled": lambda ids: (ids[0], *ids[:-1]),
-    "middle doubled": lambda ids: (*ids[:5], *ids[4:-1]),
+    "middle doubled": lambda ids: (*ids[:4], *ids[3:-1]),
     "one too many": lambda ids: (*ids, ids[-1]),
     "first missing": lambda ids: (*ids[1:], 9),
-    "middle missing": lambda ids: (*ids[:5], *ids[6:], 9),
+    "middle missing": lambda ids: (*ids[:4], *ids[5:], 9),
     "one too few": lambda ids: ids[:-1],
     "two changed about": lambda ids: (ids[0], ids[2], ids[1], *ids[3:]),
     "nothing": lambda ids: (),
@@ -91,7 +91,7 @@ def test_a_true_answer_is_right(true_answers, reference, tokenizer, name: str) -
 
 
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
-@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize("name", ["greedy", "seeded", "both"])
 def test_a_corrupted_answer_is_wrong(true_answers, reference, tokenizer, name: str, corruption: str) -> None:
     corrupted = CORRUPTIONS[corruption](true_answers[name])
     assert corrupted != true_answers[name]
