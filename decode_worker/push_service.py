@@ -48,7 +48,7 @@ class PushServicer(kv_transfer_pb2_grpc.KvTransferServiceServicer):
                 handoff.handle(Event.PUSH_REFUSED, self._placed(error))
             refusal = handoff.push_over.result()
             if refusal is not None:
-                raise refusal
+                raise self._placed(refusal) if isinstance(refusal, BatonError) else refusal
         finally:
             lost = Aborted(f"{opening.sender} ended the push before its commit", reason="PUSH_ENDED")
             handoff.handle(Event.PUSH_LOST, self._placed(lost))

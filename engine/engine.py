@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 1.0  # how long the idle thread sleeps before it looks again; work wakes it at once
 AUDIT_INTERVAL_S = 1.0  # between two audits of the ledger while the engine is busy
+THOROUGH_AUDIT_INTERVAL_S = 60.0  # between two that look at every block, which is done when the engine is idle
 
 
 class SequenceSink(Protocol):
@@ -94,7 +95,7 @@ class Engine:
         self._stopping = False
         self._step_began_at: float | None = None
         self._is_audited = True  # nothing has changed since the last audit
-        self._audited_at = -AUDIT_INTERVAL_S
+        self._audited_at = self._thoroughly_audited_at = time.monotonic()
         self._num_repaired_blocks = 0
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
 
@@ -193,19 +194,22 @@ class Engine:
             return None
 
     def _take_turn(self) -> _Turn:
-        repair = self._audit() if time.monotonic() - self._audited_at >= AUDIT_INTERVAL_S else None
+        repair = self._audit(thorough=False) if time.monotonic() - self._audited_at >= AUDIT_INTERVAL_S else None
         plan = self._scheduler.schedule()
         handed_back = self._forget_all(self._scheduler.take_handed_back())
         if plan is None and repair is None:
-            repair = self._audit()
+            is_long_ago = time.monotonic() - self._thoroughly_audited_at >= THOROUGH_AUDIT_INTERVAL_S
+            repair = self._audit(thorough=is_long_ago)
         return _Turn(plan, handed_back, repair)
 
-    def _audit(self) -> Repair | None:
+    def _audit(self, *, thorough: bool) -> Repair | None:
         """What was wrong with the ledger; nothing is looked at unless something has changed since the last time."""
         if self._is_audited:
             return None
         self._is_audited, self._audited_at = True, time.monotonic()
-        repair = self._scheduler.audit()
+        if thorough:
+            self._thoroughly_audited_at = self._audited_at
+        repair = self._scheduler.audit(thorough=thorough)
         self._num_repaired_blocks += repair.num_blocks
         return repair if repair.num_blocks else None
 

@@ -35,28 +35,32 @@ class Repair:
     description: str
 
 
-def audit(pool: BlockPool, holders: Iterable[Sequence]) -> Repair:
+def audit(pool: BlockPool, holders: Iterable[Sequence], *, thorough: bool) -> Repair:
     """Makes the pool agree with `holders`, all sequences that have blocks.
 
+    Owners are compared and the lists' lengths added up: that costs as much as blocks are held, and shows any block
+    that is leaked, miscounted, lost or doubled, unless one is lost for each that is doubled. A `thorough` audit
+    looks at every block and what it is found by: some 0.2 ms for each thousand of the pool.
     A block without owners is cached if it has content worth finding, else free. One that only had wrong owners
     keeps its content; that of any other faulty one is forgotten. What is right stays as it is.
     """
     owner_counts = dict(Counter(chain.from_iterable(seq.block_ids for seq in holders)))
-    if _agrees(pool, owner_counts):
+    books = pool.books
+    adds_up = len(books.free) + len(books.cached) + len(owner_counts) == pool.num_blocks
+    agrees = books.owner_counts == owner_counts and adds_up
+    if agrees and not (thorough and _is_disordered(pool)):
         return Repair(0, "")
     faults = _find_faults(pool, owner_counts)
     pool.replace_books(_put_right(pool.books, faults, owner_counts))
     return Repair(len(faults), _describe(faults))
 
 
-def _agrees(pool: BlockPool, owner_counts: Mapping[int, int]) -> bool:
-    """Nothing is wrong. Only built-in operations on whole tables, so that asking often costs little."""
+def _is_disordered(pool: BlockPool) -> bool:
+    """Some block is not in its place. Built-in operations on whole tables are all it takes to see that."""
     books = pool.books
     blocks, hashes = books.hash_by_block.keys(), books.hash_by_block.values()
-    return (
-        books.owner_counts == owner_counts
-        and len(books.free) + len(books.cached) + len(owner_counts) == pool.num_blocks
-        and {*books.free, *books.cached, *owner_counts} == set(range(pool.num_blocks))
+    return not (
+        {*books.free, *books.cached, *books.owner_counts} == set(range(pool.num_blocks))
         and len(books.block_by_hash) == len(blocks)
         and list(map(books.block_by_hash.get, hashes)) == list(blocks)
         and books.cached.keys() <= blocks

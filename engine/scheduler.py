@@ -67,10 +67,10 @@ class Scheduler:
         size = self._pool.block_size
         return self._pool.ledger(sum(len(s.block_ids) - s.num_cached_tokens // size for s in self._reserved.values()))
 
-    def audit(self) -> Repair:
-        """Compare the pool's books with what sequences hold, and put right what does not agree."""
+    def audit(self, *, thorough: bool) -> Repair:
+        """Compare the pool's books with what sequences hold, and put right what does not agree; see `audit`."""
         ended_in_flight = [s for s in self._in_flight.values() if s.status is SequenceStatus.FINISHED]
-        return audit(self._pool, [*self._sequences.values(), *ended_in_flight])
+        return audit(self._pool, [*self._sequences.values(), *ended_in_flight], thorough=thorough)
 
     def drop_cache(self) -> int:
         """Forget what can be found in blocks, owned ones included; returns how many could be."""

@@ -18,8 +18,8 @@ from router.worker_view import WorkerView
 # A worker that restarts is back within seconds. Those who wait together share this patience: none waits for
 # those before it to lose theirs.
 NO_WORKERS_PATIENCE_S = 1.0
-# Forecasts are means: this much more time is asked for, so that most of those who get a place make it.
-FORECAST_MARGIN = 1.25
+# Some things change without news: a circuit closes, patience ends, one who held up the others has left.
+LOOK_INTERVAL_S = 0.1
 MIN_RETRY_AFTER_S, DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.1, 1.0, 60.0
 _ANY_REQUEST = Claim(num_prompt_tokens=1, max_tokens=2, num_room_tokens=2)
 
@@ -130,6 +130,8 @@ class AdmissionQueue:
     async def _wait(self, waiter: Waiter) -> Placement:
         result: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
         self._results[waiter] = result
+        if not self._line:
+            self._lacking_since_s = None
         self._line.add(waiter)
         try:
             self._grant(arrived=waiter)
@@ -147,9 +149,8 @@ class AdmissionQueue:
     async def _keep_granting(self) -> None:
         try:
             while self._line:
-                # No more than the shortest patience: those who lose theirs must hear of it in time.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._until_patience_ends_s()):
+                    async with asyncio.timeout(LOOK_INTERVAL_S):
                         await self._membership.wait_for_change()
                 self._grant()
         except Exception as error:
@@ -161,29 +162,32 @@ class AdmissionQueue:
     def _grant(self, arrived: Waiter | None = None) -> None:
         """Gives places to as many as have room now, refuses those that wait for nothing."""
         self._note_lack()
-        granted = True
-        while granted:
-            granted = False
-            for waiter in self._line.candidates():
-                if self._results[waiter].done():  # cancelled, and about to leave
-                    continue
-                choice = choose(waiter.claim, self._membership.views(), self._membership.blocked_pairs())
-                if isinstance(choice, Decision):
-                    granted = True
-                    self._grant_one(waiter, choice, had_waited=waiter is not arrived)
-                    break
-                if waiter.is_due:
-                    break
+        while self._grant_next(arrived):
+            pass
         self._refuse_the_impatient()
+
+    def _grant_next(self, arrived: Waiter | None) -> bool:
+        """Serves the first in line who fits. False: nobody does."""
+        views, blocked_pairs = self._membership.views(), self._membership.blocked_pairs()
+        for waiter in self._line.candidates():
+            if self._results[waiter].done():  # cancelled, and about to leave
+                continue
+            choice = choose(waiter.claim, views, blocked_pairs)
+            if isinstance(choice, Decision):
+                self._grant_one(waiter, choice, had_waited=waiter is not arrived)
+                return True
+            if waiter.is_due:
+                return False
+        return False
 
     def _grant_one(self, waiter: Waiter, decision: Decision, *, had_waited: bool) -> None:
         if had_waited and (refusal := self._hopeless(waiter, 0)) is not None:
-            self._line.remove(waiter)
             self._settle(waiter, refusal)
             return
+        placement = Placement(self._membership, waiter.claim, decision)
         self._line.grant(waiter)
-        self._forecast.note_grant(self._clock(), had_waited=had_waited)
-        self._settle(waiter, Placement(self._membership, waiter.claim, decision))
+        self._forecast.note_grant(self._clock(), waiter.since_s if had_waited else None)
+        self._settle(waiter, placement)
 
     def _settle(self, waiter: Waiter, result: Placement | Exception) -> None:
         self._line.remove(waiter)
@@ -200,7 +204,7 @@ class AdmissionQueue:
         if waiter.deadline_at_s is None or not any(view.sent_sequences for view in self._membership.views()):
             return None
         now_s = self._clock()
-        needed_s = FORECAST_MARGIN * self._forecast.seconds_to_end(now_s, waiter.claim.max_tokens, num_ahead)
+        needed_s = self._forecast.seconds_needed(now_s, waiter.claim.max_tokens, num_ahead)
         left_s = waiter.deadline_at_s - now_s
         if needed_s <= left_s:
             return None
@@ -218,7 +222,7 @@ class AdmissionQueue:
     def _note_lack(self) -> None:
         choice = choose(_ANY_REQUEST, self._membership.views(), self._membership.blocked_pairs())
         self._lack = None if isinstance(choice, Decision) or choice is Refusal.NO_ROOM else choice
-        if self._lack is None or not self._line:
+        if self._lack is None:
             self._lacking_since_s = None
         elif self._lacking_since_s is None:
             self._lacking_since_s = self._clock()
@@ -227,12 +231,6 @@ class AdmissionQueue:
         assert self._lacking_since_s is not None
         since_s = self._lacking_since_s if waiter.is_new else max(waiter.since_s, self._lacking_since_s)
         return since_s + waiter.patience_s
-
-    def _until_patience_ends_s(self) -> float | None:
-        if self._lacking_since_s is None:
-            return None
-        first_s = min((self._patience_ends_at_s(w) for w in self._line), default=self._clock())
-        return max(first_s - self._clock(), 0.0)
 
     def _refuse_the_impatient(self) -> None:
         if self._lack is None or self._lacking_since_s is None:

@@ -4,6 +4,8 @@ import math
 
 MEMORY_S = 5.0  # what was so long ago weighs 1/e of what is now
 FORGET_AFTER_S = 10.0  # an estimate without news is none: it must not shut the door for ever
+# Forecasts are means: this much more time is asked for, so that most of those who get a place make it.
+MARGIN = 1.25
 
 
 class _Mean:
@@ -36,10 +38,11 @@ class Forecast:
         self._answer_tokens = _Mean()
         self._granted_at_s: float | None = None
 
-    def note_grant(self, now_s: float, *, had_waited: bool) -> None:
-        """A request got a place. Only the pace while others wait tells how fast the line moves."""
-        if had_waited and self._granted_at_s is not None:
-            self._grant_interval_s.note(now_s, now_s - self._granted_at_s)
+    def note_grant(self, now_s: float, waiting_since_s: float | None) -> None:
+        """A request got a place; None: it did not wait. Only the pace while others wait tells how the line moves."""
+        if waiting_since_s is not None:
+            since_s = waiting_since_s if self._granted_at_s is None else max(self._granted_at_s, waiting_since_s)
+            self._grant_interval_s.note(now_s, now_s - since_s)
         self._granted_at_s = now_s
 
     def note_first_token(self, now_s: float, seconds_since_grant: float) -> None:
@@ -67,3 +70,7 @@ class Forecast:
     def seconds_to_end(self, now_s: float, max_tokens: int, num_ahead: int) -> float:
         """From now to the end of the answer."""
         return self.wait_s(now_s, num_ahead) + self.service_s(now_s, max_tokens)
+
+    def seconds_needed(self, now_s: float, max_tokens: int, num_ahead: int) -> float:
+        """The same with a margin."""
+        return MARGIN * self.seconds_to_end(now_s, max_tokens, num_ahead)

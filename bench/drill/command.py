@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from bench.drill.cancel_scenario import CancelOptions, run_cancels
-from bench.drill.message_scenario import MessageOptions, run_messages
+from bench.drill.message_scenario import MESSAGES_SHAPE, MessageOptions, run_messages
 from bench.drill.overload_scenario import OverloadOptions, run_overload
 from bench.drill.questions import QuestionShape
 from bench.drill.result import findings_json
@@ -124,11 +124,15 @@ def freeze(*, repeat: int, phases: Sequence[str], victims: Sequence[str], resume
 @click.option("--corrupt", type=_probability, default=0.01, help="Share that is damaged.")
 @click.option("--duplicate", type=_probability, default=0.01, help="Share that arrives twice.")
 def messages(*, requests: int, drop: float, corrupt: float, duplicate: float) -> Scenario:
-    """Lose, damage and double KV messages."""
+    """Lose, damage and double KV messages.
+
+    A prompt travels in about one message for 23 tokens in float32, and the router tries a request only so often:
+    with much more than the default shares, some requests must fail.
+    """
     if drop + corrupt + duplicate > 1:
         raise click.UsageError("--drop, --corrupt and --duplicate are more than 1 together")
     options = MessageOptions(requests, drop, corrupt, duplicate)
-    return Scenario("messages", functools.partial(run_messages, options=options))
+    return Scenario("messages", functools.partial(run_messages, options=options), shape=MESSAGES_SHAPE)
 
 
 @drill.command()

@@ -13,10 +13,12 @@ from bench.drill.asking import Asker
 from bench.drill.drill import Baseline, Drill
 from bench.drill.errors import DrillFailed
 from bench.drill.injector import WorkerHit, injected
-from bench.drill.questions import Question
+from bench.drill.questions import Question, QuestionShape
 from bench.drill.result import Findings
 from bench.drill.screen import Stage
 
+# At most about 11 messages a prompt: four bad transfers in a row, after which the router gives up, stay rare.
+MESSAGES_SHAPE = QuestionShape((40, 250), (16, 64))
 # What makes a transfer fail; a message that arrives twice must do no harm.
 _FATAL = ("drop", "corrupt")
 

@@ -14,6 +14,7 @@ from worker_rig import (
 
 from baton.errors import BatonError
 from baton.v1 import kv_transfer_pb2, worker_pb2
+from kv_transfer.faulty_link import LinkFaults, MessageFaults
 from kv_transfer.frame import prompt_hash
 from prefill_worker.push import open_push
 from worker.conversion import fingerprint_message
@@ -134,6 +135,31 @@ async def test_a_flipped_bit_on_the_way_fails_the_transfer(workers, eventually):
     assert caught.value.code() is grpc.StatusCode.DATA_LOSS
     await eventually(lambda: decode.is_clean)
     assert decode.num_cached_blocks == 0
+
+
+async def test_frames_that_come_twice_do_no_harm(workers):
+    """The second copies are refused and counted."""
+    prefill, decode = workers
+    hits = []
+    with prefill.faults.spoil_messages(LinkFaults(MessageFaults(duplicate=1.0)), hits.append):
+        handed = await hand_over(prefill, decode, decode_request(PROMPT))
+    assert handed.token_ids == HELLO_ANSWER
+    assert len(hits) == decode.sink.stale_writes > 0
+    assert len(decode.gate.frames) == 2 * len(hits)
+
+
+async def test_frames_whose_first_answer_is_lost_do_no_harm(workers):
+    """Something on the way sends them again: the sender hears of the second copy only, that it has come before."""
+    prefill, decode = workers
+
+    class Repeating:
+        async def write(self, frame):
+            await decode.sink.write(frame)
+            await decode.sink.write(frame)
+
+    decode.gate._sink = Repeating()
+    assert (await hand_over(prefill, decode, decode_request(PROMPT))).token_ids == HELLO_ANSWER
+    assert decode.sink.stale_writes == len(decode.gate.frames) > 0
 
 
 async def test_another_epoch_is_refused_with_both(workers):

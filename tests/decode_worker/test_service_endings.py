@@ -88,6 +88,8 @@ async def bring_to(stage, calls, hits, eventually):
         await read(calls.decode, "reserved")
     elif stage == "receiving":
         await eventually(lambda: decode.gate.frames)
+    elif stage == "prefilling here":
+        await eventually(lambda: decode.num_owned_blocks)
     elif stage == "running here":
         await read(calls.decode, "reserved")
         await read(calls.decode, "tokens")
@@ -179,13 +181,12 @@ async def test_each_message_of_tokens_passes_a_point(workers):
 async def test_a_sequence_that_lacks_blocks_is_handed_back_with_the_tokens_it_has(workers, eventually):
     """Two fill the pool; the less important one must go, and tells so after its last token."""
     _, decode = workers
-    important = decode.decode(decode_request([1] * 240, max_tokens=60, prefill_locally=True, priority=-1))
-    other = decode.decode(decode_request([HELLO] * 240, max_tokens=60, prefill_locally=True, priority=1))
-    for call in (important, other):
-        await read(call, "reserved")
+    important = decode.decode(decode_request([1] * 200, max_tokens=150, prefill_locally=True, priority=-1))
+    other = decode.decode(decode_request([HELLO] * 200, max_tokens=150, prefill_locally=True, priority=1))
     token_ids = []
 
     async def read_all():
+        await read(other, "reserved")
         while True:
             token_ids.extend((await read(other, "tokens")).token_ids)
 
@@ -193,12 +194,13 @@ async def test_a_sequence_that_lacks_blocks_is_handed_back_with_the_tokens_it_ha
         await read_all()
     error = from_rpc_error(caught.value)
     assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "PREEMPTED")
-    assert len((await read_tokens(important))[0]) == 60
+    await read(important, "reserved")
+    assert len((await read_tokens(important))[0]) == 150
     await eventually(lambda: decode.is_clean)
-    again = decode.decode(decode_request([HELLO] * 240, max_tokens=60, prefill_locally=True))
+    again = decode.decode(decode_request([HELLO] * 200, max_tokens=150, prefill_locally=True), timeout_s=60)
     await read(again, "reserved")
     alone, _ = await read_tokens(again)
-    assert 0 < len(token_ids) < 60
+    assert 0 < len(token_ids) < 150
     assert token_ids == alone[: len(token_ids)]
 
 

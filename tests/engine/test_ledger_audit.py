@@ -33,7 +33,7 @@ class Rig:
 
     def check(self) -> None:
         """The books are right, and the pool works: all can be given back, and each block is handed out once."""
-        assert audit(self.pool, self.holders) == NOTHING
+        assert audit(self.pool, self.holders, thorough=True) == NOTHING
         self.pool.ledger().check()
         owners = Counter(b for holder in self.holders for b in holder.block_ids)
         assert {b: self.pool.num_owners(b) for b in owners} == owners
@@ -163,7 +163,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
     rig = Rig()
     books = rig.pool.books
     before = (list(books.free), dict(books.owner_counts), list(books.cached), dict(books.block_by_hash))
-    assert audit(rig.pool, rig.holders) == NOTHING
+    assert audit(rig.pool, rig.holders, thorough=True) == NOTHING
     books = rig.pool.books
     assert before == (books.free, books.owner_counts, list(books.cached), books.block_by_hash)
     rig.check()
@@ -175,7 +175,7 @@ def test_what_is_wrong_is_named_and_put_right(
 ) -> None:
     rig = Rig()
     corrupt(rig)
-    repair = audit(rig.pool, rig.holders)
+    repair = audit(rig.pool, rig.holders, thorough=True)
     assert repair.num_blocks == len(said.split("KV")[0].replace(";", ",").split(",")) == _num_named(repair.description)
     assert repair.description.startswith(f"KV blocks {said}")
     free, cached, owned = ledger
@@ -187,11 +187,30 @@ def _num_named(description: str) -> int:
     return sum(word.rstrip(",").isdigit() for word in description.split())
 
 
+@pytest.mark.parametrize("corrupt", [c[0] for c in CORRUPTIONS if "found by" not in c[1]])
+def test_a_quick_look_shows_wrong_owners_and_wrong_sums(corrupt: Callable[[Rig], None]) -> None:
+    rig = Rig()
+    assert audit(rig.pool, rig.holders, thorough=False) == NOTHING
+    corrupt(rig)
+    assert audit(rig.pool, rig.holders, thorough=False).num_blocks > 0
+    rig.check()
+
+
+def test_a_quick_look_may_miss_what_adds_up_and_a_thorough_one_does_not() -> None:
+    rig = Rig()
+    _lose_a_free_block(rig)
+    _free_and_cached(rig)
+    assert audit(rig.pool, rig.holders, thorough=False) == NOTHING
+    repair = audit(rig.pool, rig.holders, thorough=True)
+    assert repair == Repair(2, "KV blocks 9 in no list; 4 in two lists")
+    rig.check()
+
+
 def test_a_leaked_block_keeps_its_content_and_a_doubled_one_does_not() -> None:
     rig = Rig()
     _leak_cached(rig)
     rig.pool._free.append(5)
-    audit(rig.pool, rig.holders)
+    audit(rig.pool, rig.holders, thorough=True)
     assert rig.pool.match_prefix([b"4"]) == [4]
     assert rig.pool.match_prefix([b"5"]) == []
 
@@ -199,7 +218,7 @@ def test_a_leaked_block_keeps_its_content_and_a_doubled_one_does_not() -> None:
 def test_only_some_of_many_are_named() -> None:
     pool = BlockPool(num_blocks=40, block_size=16)
     pool.allocate(30)
-    repair = audit(pool, [])
+    repair = audit(pool, [], thorough=True)
     assert repair.num_blocks == 30
     assert repair.description.endswith(" 14, 15, ... owned by nobody that exists")
     assert pool.ledger() == Ledger(total=40, free=40, cached=0, owned=0)
@@ -228,9 +247,9 @@ def test_any_books_at_all_are_put_right_at_once(
     pool = BlockPool(num_blocks=8, block_size=16)
     pool.replace_books(Books(free, owner_counts, OrderedDict.fromkeys(cached), block_by_hash, hash_by_block))
     holders = [Sequence(str(i), [7], 1, SamplingParams(), block_ids=held) for i, held in enumerate(holdings)]
-    first = audit(pool, holders)
+    first = audit(pool, holders, thorough=True)
     assert (first.num_blocks == 0) == (first.description == "")
-    assert audit(pool, holders) == NOTHING
+    assert audit(pool, holders, thorough=True) == NOTHING
     pool.ledger().check()
     for held in holdings:
         pool.release(held)

@@ -313,7 +313,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert ledger.owned + ledger.in_flight == len({b for s in holders.values() for b in s.block_ids})
         reserved = [self.live[i] for i in self._with_status(SequenceStatus.RESERVED)]
         assert ledger.in_flight == sum(len(s.block_ids) - s.num_cached_tokens // BLOCK_SIZE for s in reserved)
-        assert self.scheduler.audit() == Repair(0, "")
+        assert self.scheduler.audit(thorough=True) == Repair(0, "")
         for seq in self.live.values():
             assert bool(seq.block_ids) == (seq.status is not SequenceStatus.WAITING)
             assert seq.num_cached_tokens <= max(0, seq.num_prompt_tokens - 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.errors import InternalError
+from baton.errors import Aborted, InternalError
 from engine.sequence import FinishReason
 from engine.step_plan import SequenceOutput
 from worker.sequence_feed import FeedItem, SequenceFeed
@@ -79,17 +79,54 @@ async def test_nothing_is_lost_or_doubled_between_a_fast_writer_and_a_reader() -
     assert received == list(range(count))
 
 
-async def test_a_failed_step_raises() -> None:
+def _failing(feed: SequenceFeed) -> None:
+    feed.on_failure("the step failed: OSError")
+
+
+async def _check_end(feed: SequenceFeed, end: Callable[[SequenceFeed], None]) -> None:
+    """The next news is this end, however often it is asked for."""
+    for _ in range(2):
+        with pytest.raises(InternalError if end is _failing else Aborted) as raised:
+            await _next(feed)
+        if end is _failing:
+            assert raised.value.message == "the step failed: OSError"
+        else:
+            assert raised.value.reason == "PREEMPTED"
+            assert "blocks ran out" in raised.value.message
+
+
+ends = pytest.mark.parametrize("end", [_failing, SequenceFeed.on_handed_back])
+
+
+@ends
+@pytest.mark.parametrize("token_ids", [[], [1], [1, 2, 3]])
+async def test_an_end_without_an_answer_comes_after_all_tokens(
+    end: Callable[[SequenceFeed], None], token_ids: list[int]
+) -> None:
     feed = SequenceFeed()
 
     def say() -> None:
-        feed.on_output(_tokens(1))
-        feed.on_failure("the step failed: OSError")
+        for token_id in token_ids:
+            feed.on_output(_tokens(token_id))
+        end(feed)
 
     _on_engine_thread(say)
+    await asyncio.sleep(0)  # all of it has come before the first look
+    if token_ids:
+        assert await _next(feed) == FeedItem(token_ids, None, None)
+    await _check_end(feed, end)
+
+
+@ends
+async def test_a_reader_that_waits_hears_of_an_end_without_an_answer(end: Callable[[SequenceFeed], None]) -> None:
+    feed = SequenceFeed()
+    _on_engine_thread(lambda: feed.on_output(_tokens(5)))
+    assert (await _next(feed)).token_ids == [5]
+    reader = asyncio.create_task(_check_end(feed, end))
     await asyncio.sleep(0)
-    with pytest.raises(InternalError, match="the step failed: OSError"):
-        await _next(feed)
+    assert not reader.done()
+    _on_engine_thread(lambda: end(feed))
+    await reader
 
 
 async def test_starts_and_layers_are_passed_on_at_once_on_the_thread_they_come_on() -> None:

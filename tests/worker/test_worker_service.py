@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import grpc
@@ -27,7 +27,7 @@ from worker.conversion import fingerprint_from
 from worker.host import WorkerConfig, WorkerHost
 from worker.sequence_feed import SequenceFeed
 from worker.state_feed import StateFeed
-from worker.worker_service import WorkerServicer
+from worker.worker_service import LandingCounts, WorkerServicer
 
 TIMEOUT_S = 20.0
 NUM_BLOCKS, BLOCK_SIZE = 32, 4
@@ -52,7 +52,8 @@ class Worker:
     def __init__(self, role: str) -> None:
         self.runner, self.state = CountingRunner(), StateFeed()
         limits = SchedulerConfig(max_step_tokens=64, max_batch_sequences=8, context_window_tokens=100)
-        scheduler = Scheduler(limits, BlockPool(NUM_BLOCKS, BLOCK_SIZE), "model")
+        self.pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
+        scheduler = Scheduler(limits, self.pool, "model")
         layout = KvLayout(1, 1, 4, BLOCK_SIZE, "float32")
         self.engine = Engine(self.runner, scheduler, self.state.notify)
         self.host = WorkerHost(
@@ -66,7 +67,7 @@ class Worker:
             vocab_size=50,
             state=self.state,
         )
-        self.landing, self.is_ready = (0, 0), True
+        self.landing, self.is_ready = LandingCounts(0, 0, 0), True
         self.servicer = WorkerServicer(self.host, lambda: self.landing, lambda: self.is_ready)
 
     async def run_to_end(self, name: str, prompt: list[int], max_tokens: int) -> None:
@@ -190,20 +191,33 @@ class TestWatchState:
 
 class TestLedger:
     async def test_counts_blocks_tickets_and_stale_writes(
-        self, worker: Worker, stub: worker_pb2_grpc.WorkerServiceStub
+        self,
+        worker: Worker,
+        stub: worker_pb2_grpc.WorkerServiceStub,
+        eventually: Callable[..., Awaitable[None]],
     ) -> None:
         await worker.run_to_end("done", [1] * 9, 2)
+        held, feed = Sequence("held", [3, 4], 2, SamplingParams(), hold_after_prefill=True), SequenceFeed()
+        worker.engine.add(held, feed)
+        await asyncio.wait_for(feed.next(), TIMEOUT_S)
         worker.engine.reserve(_seq("r", [2] * 8, 4), SequenceFeed())
-        worker.landing = (1, 7)
+        with worker.engine._work:
+            worker.pool.allocate(4)
+        worker.engine.abort("nobody")  # something may have changed: the idle engine looks at its books
+        await eventually(lambda: worker.engine.load().num_repaired_blocks)
+        worker.landing = LandingCounts(1, 7, 2)
         assert await stub.GetLedger(_ledger_request(), timeout=TIMEOUT_S) == worker_pb2.GetLedgerResponse(
             total_blocks=32,
-            free_blocks=27,
+            free_blocks=26,
             cached_blocks=2,
-            owned_blocks=3,
+            owned_blocks=1,
             in_flight_blocks=3,
-            num_sequences=1,
+            num_sequences=2,
             num_open_tickets=1,
             stale_writes=7,
+            repaired_blocks=4,
+            quarantined_blocks=2,
+            num_prefilled_tokens=11,
         )
         worker.engine.abort("r")
 
