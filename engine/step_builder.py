@@ -80,6 +80,7 @@ class StepBuilder:
         left_over = self._add_decodes(decodes, yield_to)
         self._add_prefills()
         self._add_decodes(left_over, None)
+        self._grow_lacking()
         return StepPlan(tuple(self._rows.values())) if self._rows else None
 
     def _claim(self, seq: Sequence) -> tuple[int, int, int]:
@@ -111,6 +112,14 @@ class StepBuilder:
         self._blocks.grow(seq)
         self.lacking.pop(seq.sequence_id, None)
         return True
+
+    def _grow_lacking(self) -> None:
+        """Blocks that are left go to those who lack one, though they have no row: others may be admitted again."""
+        for seq in sorted(self.lacking.values(), key=_rank):
+            if self._blocks.pool.num_available == 0:
+                return
+            self._blocks.grow(seq)
+            del self.lacking[seq.sequence_id]
 
     def _victim(self, asker: Sequence) -> Sequence | None:
         """The last in rank that may be handed back and has a block of its own: else it would be in vain.

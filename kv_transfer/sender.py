@@ -97,7 +97,7 @@ class PushSender:
         self._loop.call_soon_threadsafe(self._on_ready, layers, tokens, tuple(block_ids))
 
     async def finish(self, timeout_s: float | None = None) -> TransferSummary:
-        """Waits until all KV of the target's tokens is in place at the peer, or without limit for its computation.
+        """Waits until all KV of the target's tokens is in place at the peer; without limit if `timeout_s` is None.
 
         Raises the transfer's first failure, or TransferTimeout if KV is still not reported or not
         acknowledged; `stop` or `abort` must follow before the blocks may be reused.

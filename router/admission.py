@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -25,14 +26,24 @@ _ANY_REQUEST = Claim(num_prompt_tokens=1, max_tokens=2, num_room_tokens=2)
 
 
 class Placement:
-    """A place on workers, counted there until it is released."""
+    """A place on workers, counted there until it is released.
 
-    def __init__(self, membership: Membership, claim: Claim, decision: Decision) -> None:
+    If their circuits are half-open it is the trial, until it has proved something or is released.
+    """
+
+    def __init__(
+        self, membership: Membership, claim: Claim, decision: Decision, on_release: Callable[[], None]
+    ) -> None:
         self._membership = membership
+        self._on_release = on_release
         self.decision = decision
         self.prefill = membership.member(decision.prefill) if decision.prefill else None
         self.decode = membership.member(decision.decode) if decision.decode else None
         self.prefilling = Assignment(claim.num_prompt_tokens, 0)
+        self.workers = tuple(name for name in (decision.prefill, decision.decode) if name is not None)
+        self._circuits = (*self.workers, self.workers)
+        for key in self._circuits:
+            membership.breaker.note_sent(key)
         self._taken: list[tuple[Member, Assignment]] = []
         if self.prefill is not None:
             self._take(self.prefill, self.prefilling)
@@ -45,19 +56,37 @@ class Placement:
         self._membership.take(member, assignment)
         self._taken.append((member, assignment))
 
-    async def release(self) -> None:
+    def release(self) -> None:
         """Gives it back. May be called again."""
         taken, self._taken = self._taken, []
+        if not taken:
+            return
+        self._on_release()
         for member, assignment in taken:
-            await self._membership.give_back(member, assignment)
+            self._membership.give_back(member, assignment)
+        for key in self._circuits:
+            self._membership.breaker.note_neither(key)
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.release()
+        self.release()
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Request(Waiter):
+    """One that waits since `since_s`, without workers for `patience_s`. Its answer is worth nothing after
+    `deadline_at_s`; None: it is told by nobody.
+    """
+
+    claim: Claim
+    since_s: float
+    patience_s: float
+    deadline_at_s: float | None
+    result: asyncio.Future[Placement]
 
 
 class AdmissionQueue:
@@ -77,8 +106,7 @@ class AdmissionQueue:
         self._max_waiting = max_waiting
         self._forecast = forecast
         self._clock = clock
-        self._line = WaitingLine()
-        self._results: dict[Waiter, asyncio.Future[Placement]] = {}
+        self._line: WaitingLine[_Request] = WaitingLine()
         self._lacking_since_s: float | None = None  # since when there have been no workers for anybody
         self._lack: Refusal | None = None  # what they wait for then
         self._granting: asyncio.Task[None] | None = None  # runs while somebody waits
@@ -104,11 +132,10 @@ class AdmissionQueue:
         without workers for a second, FailedPrecondition if no prefill worker fits any decode worker.
         """
         self.check_room()
-        now_s = self._clock()
-        waiter = Waiter(claim, priority, now_s, NO_WORKERS_PATIENCE_S, deadline_at)
-        if (refusal := self._hopeless(waiter, self._line.num_before(priority))) is not None:
+        request = self._request(claim, priority, NO_WORKERS_PATIENCE_S, deadline_at)
+        if (refusal := self._hopeless(request, self._line.num_before(priority))) is not None:
             raise refusal
-        return await self._wait(waiter)
+        return await self._wait(request)
 
     async def readmit(self, claim: Claim, *, priority: int, patience_s: float, after_news: bool) -> Placement:
         """As `admit`, for a request that has lost its place: it stands before new ones, and is not refused for a full
@@ -118,8 +145,7 @@ class AdmissionQueue:
         """
         if after_news:
             await self._membership.wait_for_change()
-        now_s = self._clock()
-        return await self._wait(Waiter(claim, priority, now_s, patience_s, deadline_at_s=None))
+        return await self._wait(self._request(claim, priority, patience_s, deadline_at=None))
 
     async def close(self) -> None:
         """Ends granting; to be called when nobody waits any more."""
@@ -127,24 +153,34 @@ class AdmissionQueue:
             self._granting.cancel()
             await asyncio.wait({self._granting})
 
-    async def _wait(self, waiter: Waiter) -> Placement:
-        result: asyncio.Future[Placement] = asyncio.get_running_loop().create_future()
-        self._results[waiter] = result
+    def _request(self, claim: Claim, priority: int, patience_s: float, deadline_at: float | None) -> _Request:
+        """A new one has a deadline, one that had a place before has not."""
+        return _Request(
+            priority=priority,
+            is_new=deadline_at is not None,
+            claim=claim,
+            since_s=self._clock(),
+            patience_s=patience_s,
+            deadline_at_s=deadline_at,
+            result=asyncio.get_running_loop().create_future(),
+        )
+
+    async def _wait(self, request: _Request) -> Placement:
         if not self._line:
             self._lacking_since_s = None
-        self._line.add(waiter)
+        self._line.add(request)
+        result = request.result
         try:
-            self._grant(arrived=waiter)
+            self._grant(arrived=request)
             if self._line and (self._granting is None or self._granting.done()):
                 self._granting = asyncio.create_task(self._keep_granting(), name="grant places")
             return await result
         except asyncio.CancelledError:
             if result.done() and not result.cancelled() and result.exception() is None:
-                await result.result().release()
+                result.result().release()
             raise
         finally:
-            self._line.remove(waiter)
-            del self._results[waiter]
+            self._line.remove(request)
 
     async def _keep_granting(self) -> None:
         try:
@@ -155,62 +191,64 @@ class AdmissionQueue:
                 self._grant()
         except Exception as error:
             # The root of this task: whoever waits must not wait for ever.
-            for waiter in self._line:
-                self._settle(waiter, error)
+            for request in self._line.waiters():
+                self._settle(request, error)
             raise
 
-    def _grant(self, arrived: Waiter | None = None) -> None:
+    def _grant(self, arrived: _Request | None = None) -> None:
         """Gives places to as many as have room now, refuses those that wait for nothing."""
         self._note_lack()
         while self._grant_next(arrived):
             pass
         self._refuse_the_impatient()
 
-    def _grant_next(self, arrived: Waiter | None) -> bool:
-        """Serves the first in line who fits. False: nobody does."""
+    def _grant_next(self, arrived: _Request | None) -> bool:
+        """Serves the next in line that has room. False: nobody does."""
         views, blocked_pairs = self._membership.views(), self._membership.blocked_pairs()
-        for waiter in self._line.candidates():
-            if self._results[waiter].done():  # cancelled, and about to leave
-                continue
-            choice = choose(waiter.claim, views, blocked_pairs)
-            if isinstance(choice, Decision):
-                self._grant_one(waiter, choice, had_waited=waiter is not arrived)
-                return True
-            if waiter.is_due:
+        num_waiting, placement = len(self._line), None
+
+        def place(request: _Request) -> bool:
+            nonlocal placement
+            choice = choose(request.claim, views, blocked_pairs)
+            if not isinstance(choice, Decision) or request.result.done():  # cancelled, and about to leave
                 return False
-        return False
+            if request is not arrived and (refusal := self._hopeless(request, 0)) is not None:
+                self._settle(request, refusal)
+                return False
+            placement = Placement(self._membership, request.claim, choice, self._note_release)
+            return True
 
-    def _grant_one(self, waiter: Waiter, decision: Decision, *, had_waited: bool) -> None:
-        if had_waited and (refusal := self._hopeless(waiter, 0)) is not None:
-            self._settle(waiter, refusal)
-            return
-        placement = Placement(self._membership, waiter.claim, decision)
-        self._line.grant(waiter)
-        self._forecast.note_grant(self._clock(), waiter.since_s if had_waited else None)
-        self._settle(waiter, placement)
+        request = self._line.take_next(place)
+        if request is not None and placement is not None:
+            now_s = self._clock()
+            self._forecast.note_grant(now_s, 0.0 if request is arrived else now_s - request.since_s)
+            self._settle(request, placement)
+        return len(self._line) < num_waiting
 
-    def _settle(self, waiter: Waiter, result: Placement | Exception) -> None:
-        self._line.remove(waiter)
-        future = self._results[waiter]
-        if future.done():
+    def _note_release(self) -> None:
+        self._forecast.note_release(self._clock())
+
+    def _settle(self, request: _Request, result: Placement | Exception) -> None:
+        self._line.remove(request)
+        if request.result.done():
             return
         if isinstance(result, Placement):
-            future.set_result(result)
+            request.result.set_result(result)
         else:
-            future.set_exception(result)
+            request.result.set_exception(result)
 
-    def _hopeless(self, waiter: Waiter, num_ahead: int) -> ResourceExhausted | None:
+    def _hopeless(self, request: _Request, num_ahead: int) -> ResourceExhausted | None:
         """The refusal of one whose answer would come too late. An idle cluster is always worth a try."""
-        if waiter.deadline_at_s is None or not any(view.sent_sequences for view in self._membership.views()):
+        deadline_at_s, max_tokens = request.deadline_at_s, request.claim.max_tokens
+        if deadline_at_s is None or not any(view.sent_sequences for view in self._membership.views()):
             return None
         now_s = self._clock()
-        needed_s = self._forecast.seconds_needed(now_s, waiter.claim.max_tokens, num_ahead)
-        left_s = waiter.deadline_at_s - now_s
-        if needed_s <= left_s:
+        needed_s = self._forecast.seconds_needed(now_s, max_tokens, num_ahead)
+        if now_s + needed_s <= deadline_at_s:
             return None
         return ResourceExhausted(
             f"the answer would take about {needed_s:.1f} s with {len(self._line)} requests waiting, and the deadline "
-            f"is in {left_s:.1f} s; try again later or allow more time",
+            f"is in {deadline_at_s - now_s:.1f} s; try again later or allow more time",
             reason="DEADLINE_UNREACHABLE",
             retry_after_s=self._retry_after_s(),
         )
@@ -227,18 +265,14 @@ class AdmissionQueue:
         elif self._lacking_since_s is None:
             self._lacking_since_s = self._clock()
 
-    def _patience_ends_at_s(self, waiter: Waiter) -> float:
-        assert self._lacking_since_s is not None
-        since_s = self._lacking_since_s if waiter.is_new else max(waiter.since_s, self._lacking_since_s)
-        return since_s + waiter.patience_s
-
     def _refuse_the_impatient(self) -> None:
         if self._lack is None or self._lacking_since_s is None:
             return
         now_s = self._clock()
-        for waiter in self._line:
-            if now_s >= self._patience_ends_at_s(waiter):
-                self._settle(waiter, self._lack_error(self._lack))
+        for request in self._line.waiters():
+            since_s = self._lacking_since_s if request.is_new else max(request.since_s, self._lacking_since_s)
+            if now_s >= since_s + request.patience_s:
+                self._settle(request, self._lack_error(self._lack))
 
     def _lack_error(self, lack: Refusal) -> BatonError:
         ready = [view for view in self._membership.views() if view.is_ready]

@@ -3,8 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from baton.errors import BatonError, Unavailable
@@ -14,7 +14,7 @@ from router.attempt import Attempt, Tokens
 from router.forecast import Forecast
 from router.membership import Membership
 from router.outcome import Outcome
-from router.policy import Claim, Decision
+from router.policy import Claim
 from router.recovery import Recovery, Retry, note_failure
 from router.retry_budget import RetryBudget
 from router.validation import PromptRequest
@@ -94,7 +94,7 @@ class Dispatcher:
         self._budget.note_request(time.monotonic())
         placement = await self._queue.admit(request.claim(), priority=prompt.priority, deadline_at=deadline_at)
         while True:
-            workers = _workers(placement.decision)
+            workers = placement.workers
             try:
                 async with self._tokens(request, placement) as tokens:
                     async for token_ids in tokens:
@@ -141,25 +141,12 @@ class Dispatcher:
         request.outcome.note_assigned(placement.decision.reason)
         rest = request.rest()
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(placement)
-            stack.enter_context(self._trial(_workers(placement.decision)))
+            stack.enter_context(placement)
             calls = await stack.enter_async_context(WorkerCalls(rest, request.deadline_at))
             progress = _Progress(self._membership, self._forecast, placement, request.outcome.timeline)
             attempt = Attempt(rest, request.outcome, calls, progress)
             tokens = attempt.run(placement.prefill, placement.decode, self._config.local_prefill_max_tokens)
             yield await stack.enter_async_context(aclosing(tokens))
-
-    @contextmanager
-    def _trial(self, workers: tuple[str, ...]) -> Iterator[None]:
-        """If their circuits are half-open this request is the trial, until it has proved something or has ended."""
-        breaker, keys = self._membership.breaker, (*workers, workers)
-        for key in keys:
-            breaker.note_sent(key)
-        try:
-            yield
-        finally:
-            for key in keys:
-                breaker.note_neither(key)
 
 
 class _Progress:
@@ -193,11 +180,6 @@ class _Progress:
             prefill, decode = self._timeline.prefill_worker, self._timeline.decode_worker
             self._membership.breaker.note_success(decode)
             self._membership.breaker.note_success((prefill, decode))
-
-
-def _workers(decision: Decision) -> tuple[str, ...]:
-    """Names of those that were chosen, prefill first."""
-    return tuple(name for name in (decision.prefill, decision.decode) if name is not None)
 
 
 def _ended(cause: BatonError, request: _Request, why: str) -> BatonError:

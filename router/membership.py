@@ -103,6 +103,7 @@ class Membership:
         self.breaker = CircuitBreaker()
         self._members: dict[str, Member] = {}
         self._left: set[Member] = set()  # those to which requests still go on
+        self._closing: set[asyncio.Task[None]] = set()  # channels of those to which none does
         self._changed = asyncio.Event()
 
     async def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
@@ -129,6 +130,7 @@ class Membership:
         for member in list(self._left):
             await member.channel.close()
         self._left.clear()
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     def views(self) -> list[WorkerView]:
         """A snapshot of the workers that are reachable and whose circuits are closed."""
@@ -156,13 +158,15 @@ class Membership:
         member.sent.add(assignment)
         member.num_ever_sent += 1
 
-    async def give_back(self, member: Member, assignment: Assignment) -> None:
+    def give_back(self, member: Member, assignment: Assignment) -> None:
         """Counts it no more. May be called again."""
         member.sent.discard(assignment)
         self._wake()
         if member in self._left and not member.sent:
             self._left.discard(member)
-            await member.channel.close()
+            closing = asyncio.create_task(member.channel.close(), name=f"close the channel to {member.name}")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def note_prefilled(self, assignment: Assignment) -> None:
         """Its prompt is computed: there is room for another one."""

@@ -107,13 +107,31 @@ class Scorecard:
         return (("streams", f"{len(self.asked)}: {counts}"), ("recovered", f"{self.num_recovered} streams"))
 
     def numbers(self) -> dict[str, Any]:
-        """The counts for programs, with a line for each stream that recovered."""
-        recovered = (asked for asked in self.asked if asked.num_recoveries)
+        """The counts for programs, with a line for each stream to which something has happened."""
         return {
             "streams": {verdict.value: count for verdict, count in self.counts.items()},
             "num_recovered": self.num_recovered,
-            "recovered": [
-                {"request_id": a.request_id, "num_recoveries": a.num_recoveries, "reason": a.recovery_reason}
-                for a in recovered
+            "hit": [
+                _line(asked, judge(asked, self.expected[asked.question])) for asked in self.asked if _is_hit(asked)
             ],
         }
+
+
+def _is_hit(asked: Asked) -> bool:
+    return asked.num_recoveries > 0 or (bool(asked.failure) and not asked.is_cancelled)
+
+
+def _line(asked: Asked, verdict: Verdict) -> dict[str, Any]:
+    """Times are of `time.monotonic`, as those of strikes are."""
+    silent_from_s, silent_until_s = asked.longest_silence
+    return {
+        "request_id": asked.request_id,
+        "verdict": verdict.value,
+        "failure": asked.failure,
+        "num_recoveries": asked.num_recoveries,
+        "recovery_reason": asked.recovery_reason,
+        "started_at_s": round(asked.started_at_s, 3),
+        "ended_at_s": round(asked.ended_at_s, 3),
+        "silent_from_s": round(silent_from_s, 3),
+        "silent_until_s": round(silent_until_s, 3),
+    }

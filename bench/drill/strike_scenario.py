@@ -147,4 +147,5 @@ def _strike_numbers(struck: Struck) -> dict[str, Any]:
         "victim": struck.victim,
         "pid": struck.pid,
         "request_id": struck.request_id,
+        "at_s": round(struck.at_s, 3),
     }

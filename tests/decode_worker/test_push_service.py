@@ -14,7 +14,7 @@ from worker_rig import (
 
 from baton.errors import BatonError
 from baton.v1 import kv_transfer_pb2, worker_pb2
-from kv_transfer.faulty_link import LinkFaults, MessageFaults
+from kv_transfer.faulty_link import MessageFaults
 from kv_transfer.frame import prompt_hash
 from prefill_worker.push import open_push
 from worker.conversion import fingerprint_message
@@ -141,7 +141,7 @@ async def test_frames_that_come_twice_do_no_harm(workers):
     """The second copies are refused and counted."""
     prefill, decode = workers
     hits = []
-    with prefill.faults.spoil_messages(LinkFaults(MessageFaults(duplicate=1.0)), hits.append):
+    with prefill.faults.spoil_messages(MessageFaults(duplicate=1.0), hits.append):
         handed = await hand_over(prefill, decode, decode_request(PROMPT))
     assert handed.token_ids == HELLO_ANSWER
     assert len(hits) == decode.sink.stale_writes > 0

@@ -181,8 +181,8 @@ async def test_each_message_of_tokens_passes_a_point(workers):
 async def test_a_sequence_that_lacks_blocks_is_handed_back_with_the_tokens_it_has(workers, eventually):
     """Two fill the pool; the less important one must go, and tells so after its last token."""
     _, decode = workers
-    important = decode.decode(decode_request([1] * 200, max_tokens=150, prefill_locally=True, priority=-1))
-    other = decode.decode(decode_request([HELLO] * 200, max_tokens=150, prefill_locally=True, priority=1))
+    important = decode.decode(decode_request([1] * 216, 60, prefill_locally=True, priority=-1), timeout_s=110)
+    other = decode.decode(decode_request([HELLO] * 216, 60, prefill_locally=True, priority=1), timeout_s=110)
     token_ids = []
 
     async def read_all():
@@ -195,12 +195,12 @@ async def test_a_sequence_that_lacks_blocks_is_handed_back_with_the_tokens_it_ha
     error = from_rpc_error(caught.value)
     assert (error.code, error.reason) == (grpc.StatusCode.ABORTED, "PREEMPTED")
     await read(important, "reserved")
-    assert len((await read_tokens(important))[0]) == 150
+    assert len((await read_tokens(important))[0]) == 60
     await eventually(lambda: decode.is_clean)
-    again = decode.decode(decode_request([HELLO] * 200, max_tokens=150, prefill_locally=True), timeout_s=60)
+    again = decode.decode(decode_request([HELLO] * 216, 60, prefill_locally=True), timeout_s=110)
     await read(again, "reserved")
     alone, _ = await read_tokens(again)
-    assert 0 < len(token_ids) < 150
+    assert 0 < len(token_ids) < 60
     assert token_ids == alone[: len(token_ids)]
 
 

@@ -195,6 +195,26 @@ class TestBlocksRunOut:
         _drain(scheduler)
         assert low.num_output_tokens == 4
 
+    def test_one_that_lacks_a_block_gets_it_before_it_gets_a_row(self) -> None:
+        """One row, and it goes to the important: the other has its block again, so new ones may come."""
+        scheduler = _scheduler(num_blocks=6, block_size=4, max_batch_sequences=1, age_turn_steps=100)
+        low = _seq("low", _distinct(1, 7), max_tokens=9, priority=9)
+        scheduler.add(low)
+        assert [_step(scheduler) for _ in range(2)] == [{"low": 7}, {"low": 1}]
+        scheduler.reserve(_seq("important", _distinct(2, 2), max_tokens=9))
+        scheduler.reserve(_seq("reserved", _distinct(3, 11), max_tokens=2))
+        assert _step(scheduler) == {}
+        scheduler.activate("important", 5)
+        scheduler.abort("reserved")
+        with pytest.raises(OutOfBlocks, match="lacks a KV block"):
+            scheduler.reserve(_seq("new", _distinct(4, 2)))
+        assert _step(scheduler) == {"important": 1}
+        assert len(low.block_ids) == 3
+        scheduler.reserve(_seq("new", _distinct(4, 2)))
+        scheduler.activate("new", 5)
+        _drain(scheduler)
+        assert low.num_output_tokens == 9
+
     def test_a_prefill_to_be_held_is_not_handed_back(self) -> None:
         """Its KV is being pushed while it is computed: the older one waits for its end instead."""
         scheduler = _scheduler(num_blocks=4, block_size=4, max_step_tokens=10, max_prefill_chunk_tokens=3)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from decode_toy import DecodeCall
 from handoff_world import Request, World
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 from prefill_toy import PrefillCall
@@ -172,7 +172,9 @@ class Interleavings(RuleBasedStateMachine):
 
 
 TestInterleavings = Interleavings.TestCase
-TestInterleavings.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestInterleavings.settings = settings(
+    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @pytest.mark.parametrize("num_cached_tokens", [0, 2])

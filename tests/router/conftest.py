@@ -8,7 +8,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
-from router.forecast import Forecast
 
 from baton import channel
 from baton.aio_client import AsyncClient
@@ -17,6 +16,7 @@ from baton.v1 import request_pb2, worker_pb2, worker_pb2_grpc
 from engine.sampling_params import SamplingParams
 from router.admission import AdmissionQueue
 from router.dispatch import DispatchConfig, Dispatcher
+from router.forecast import Forecast
 from router.membership import Membership
 from router.outcome import Outcome
 from router.server import RouterServer, RouterSpec
@@ -232,7 +232,7 @@ def assigned(membership):
         try:
             yield assignment
         finally:
-            await membership.give_back(member, assignment)
+            membership.give_back(member, assignment)
 
     return assigned
 

@@ -120,7 +120,7 @@ async def test_a_silent_worker_is_unknown_until_it_speaks_again(monkeypatch, fol
     await eventually(lambda: [v.name for v in membership.views()] == ["decode-0"])
 
 
-async def test_requests_go_on_to_a_worker_that_left(follow, membership, pair, messages, assigned):
+async def test_requests_go_on_to_a_worker_that_left(follow, membership, pair, messages, assigned, eventually):
     """A drained worker leaves the table first and finishes what it has."""
     finish = asyncio.Event()
 
@@ -139,7 +139,7 @@ async def test_requests_go_on_to_a_worker_that_left(follow, membership, pair, me
         assert membership.member("decode-0") is None
         finish.set()
         assert (await call.read()).HasField("finished")
-    assert member.channel.get_state().name == "SHUTDOWN"
+    await eventually(lambda: member.channel.get_state().name == "SHUTDOWN")
 
 
 async def test_a_worker_that_left_without_requests_is_let_go_of(follow, membership, pair, eventually):

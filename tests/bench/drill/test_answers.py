@@ -74,4 +74,10 @@ def test_a_scorecard_counts_and_keeps_a_line_for_each_problem(asked):
     assert card.num_bad == 3
     assert [problem.split(":")[0] for problem in card.problems] == ["wrong", "failed", "hung"]
     assert card.numbers()["streams"]["right"] == 2
-    assert [line["reason"] for line in card.numbers()["recovered"]] == ["prefill-1 died", ""]
+    hit = card.numbers()["hit"]
+    assert [line["verdict"] for line in hit] == ["right", "failed", "hung"]
+    assert (hit[0]["recovery_reason"], hit[0]["silent_from_s"], hit[0]["silent_until_s"]) == (
+        "prefill-1 died",
+        2.0,
+        9.0,
+    )
