@@ -120,7 +120,18 @@ async def _write_all(responses: AsyncIterator[Any], context: _Context) -> None:
 async def _abort(error: Exception, request: Any, context: _Context, method: str) -> None:
     if isinstance(error, grpc.aio.AbortError):  # the handler has ended the call itself
         raise error
-    await abort(context, _typed(error, request, context, method))
+    if _is_unreachable(error):
+        return
+    try:
+        await abort(context, _typed(error, request, context, method))
+    except grpc.aio.BaseError as refusal:
+        if not _is_unreachable(refusal):
+            raise
+
+
+def _is_unreachable(error: Exception) -> bool:
+    """The client has gone in the same moment, so there is nobody to tell; gRPC has an error of its own for that."""
+    return isinstance(error, grpc.aio.InternalError)
 
 
 def _typed(error: Exception, request: Any, context: _Context, method: str) -> BatonError:

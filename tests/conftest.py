@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from hypothesis import settings
 
 from engine.model_store import resolve_model
+
+# How long an example takes says something about the machine and what else runs on it, not about the code.
+settings.register_profile("baton", deadline=None)
+settings.load_profile("baton")
 
 
 @pytest.fixture(scope="session")

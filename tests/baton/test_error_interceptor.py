@@ -196,3 +196,30 @@ async def test_bytes_that_are_no_message_are_an_invalid_request(serve, kind):
         _, error = await responses_of(connection, kind)
         assert isinstance(error, InvalidRequest)
         assert "UTF-8" in error.message
+
+
+async def test_a_client_that_is_gone_is_not_told_and_nobody_else_is(serve, caplog):
+    """It leaves while the handler is busy; what the handler writes and raises after that reaches nobody."""
+    is_called, is_over = asyncio.Event(), asyncio.Event()
+
+    async def stream(request, context):
+        is_called.set()
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            asyncio.current_task().uncancel()
+        try:
+            await context.write(b"late")
+            raise ResourceExhausted("too late")
+        finally:
+            is_over.set()
+
+    address = await serve(service("unary_stream", stream))
+    async with channel(address) as connection:
+        call = connection.unary_stream("/test.Service/Call")(b"x", timeout=10)
+        await is_called.wait()
+        call.cancel()
+        async with asyncio.timeout(5):
+            await is_over.wait()
+        await asyncio.sleep(0.05)
+    assert caplog.text == ""

@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -54,10 +56,10 @@ def _ledger(address: str, *, drop_prefix_cache: bool) -> worker_pb2.GetLedgerRes
         return stub.GetLedger(worker_pb2.GetLedgerRequest(drop_prefix_cache=drop_prefix_cache), timeout=10)
 
 
-def _run_cluster(directory: Path, model_dir: Path, dtype: str) -> Iterator[LiveCluster]:
+@contextmanager
+def _running(directory: Path, **settings: Any) -> Iterator[LiveCluster]:
     store = RecordStore(directory)
-    spec = ClusterSpec(model_dir=str(model_dir), model_name="smollm2", name=f"test-{dtype}", dtype=dtype)
-    record = start_cluster(spec, store)
+    record = start_cluster(ClusterSpec(model_name="smollm2", **settings), store)
     try:
         yield LiveCluster(record.router_address, cluster_status(record))
     finally:
@@ -67,13 +69,26 @@ def _run_cluster(directory: Path, model_dir: Path, dtype: str) -> Iterator[LiveC
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[LiveCluster]:
     """One prefill and one decode worker in float32."""
-    yield from _run_cluster(tmp_path_factory.mktemp("state"), model_dir, "float32")
+    directory = tmp_path_factory.mktemp("state")
+    with _running(directory, model_dir=str(model_dir), name="test-float32", dtype="float32") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
 def bf16_cluster(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[LiveCluster]:
     """One prefill and one decode worker in bfloat16."""
-    yield from _run_cluster(tmp_path_factory.mktemp("state"), model_dir, "bfloat16")
+    directory = tmp_path_factory.mktemp("state")
+    with _running(directory, model_dir=str(model_dir), name="test-bfloat16", dtype="bfloat16") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def short_queue_cluster(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[LiveCluster]:
+    """One prefill and one decode worker in float32, and a router where 200 may wait."""
+    directory = tmp_path_factory.mktemp("state")
+    settings = {"model_dir": str(model_dir), "name": "test-short-queue", "dtype": "float32", "max_waiting": 200}
+    with _running(directory, **settings) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -218,5 +218,5 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.num_available == 6 - len(self.owners)
 
 
-PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestPoolMachine = PoolMachine.TestCase

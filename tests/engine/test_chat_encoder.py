@@ -40,7 +40,7 @@ def test_f_chat_has_37_tokens(encoder):
 
 
 def test_ordinary_conversations_equal_transformers(encoder, reference):
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(conversations(st.text(max_size=40)))
     def check(messages):
         assert encoder.encode(messages) == expected(reference, messages)
@@ -51,7 +51,7 @@ def test_ordinary_conversations_equal_transformers(encoder, reference):
 def test_control_tokens_in_text_equal_sanitized_transformers(encoder, reference):
     fragments = st.one_of(st.sampled_from([*CONTROL, "<|im_", "end|>", "\n"]), st.text(max_size=5))
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(conversations(st.lists(fragments, max_size=6).map("".join)))
     def check(messages):
         ids = encoder.encode(messages)

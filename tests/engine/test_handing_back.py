@@ -93,7 +93,7 @@ class Cluster:
             del self.inside[output.sequence_id]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     requests=st.lists(
         st.builds(

@@ -48,7 +48,7 @@ def _error_bound(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 class TestLinear:
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=120)
     @given(
         rows=st.integers(1, 40),
         k=st.integers(1, 130),

@@ -138,7 +138,7 @@ geometries = st.builds(
 
 
 class TestTorchAttention:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(geometries)
     @example(Geometry(1, 1, 32, 8, ((0, 1),), F32))
     @example(Geometry(3, 3, 64, 16, ((15, 1), (16, 1), (0, 16), (16, 17), (0, 1)), F32))
@@ -155,7 +155,7 @@ class TestTorchAttention:
 
 
 class TestNativeAttention:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(geometries)
     @example(Geometry(1, 8, 128, 8, ((0, 1), (7, 1), (8, 1), (15, 1), (16, 1)), BF16))
     @example(Geometry(3, 3, 64, 16, ((0, 1), (0, 16), (16, 17)), F32))
@@ -223,7 +223,7 @@ class TestNativeAttention:
 
 
 class TestVarlenInputs:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(geometries)
     def test_describe_the_batch_that_the_reference_computes(self, g: Geometry) -> None:
         """Attention from lengths, contexts and tables alone, as FlashAttention reads them: the last rows of each."""

@@ -138,7 +138,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("num_blocks", [5, 12, 400])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     early=st.lists(arrivals, min_size=1, max_size=6),
     pattern=st.lists(st.lists(arrivals, max_size=2), min_size=1, max_size=5),

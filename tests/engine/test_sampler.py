@@ -116,7 +116,7 @@ class TestDistribution:
         logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0]])
         _assert_distribution(_draws(logits), {1: 0.5, 3: 0.5})
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(
         logits=st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=40),
         temperature=st.floats(1e-6, 100),

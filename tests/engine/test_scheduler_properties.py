@@ -354,5 +354,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (ledger.owned, ledger.in_flight, ledger.free + ledger.cached) == (0, 0, self.pool.num_blocks)
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestSchedulerMachine = SchedulerMachine.TestCase

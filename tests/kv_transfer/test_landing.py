@@ -319,4 +319,4 @@ class Hostile(RuleBasedStateMachine):
 
 
 TestHostile = Hostile.TestCase
-TestHostile.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestHostile.settings = settings(max_examples=80, stateful_step_count=40)

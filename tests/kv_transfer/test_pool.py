@@ -21,7 +21,7 @@ layouts = st.builds(
     block_size=st.sampled_from([1, 2, 5, 16]),
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
 )
-together = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+together = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def any_range(data: st.DataObject, end: int) -> range:

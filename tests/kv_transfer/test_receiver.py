@@ -98,7 +98,7 @@ async def test_a_flipped_byte_is_found_before_anything_is_written(new_pool: NewP
     await sink.close(TICKET, 0)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(noise=st.binary(max_size=200), keep=st.integers(0, 64))
 async def test_noise_raises_only_typed_errors_and_writes_nothing(
     new_pool: NewPool, snapshot: Snapshot, noise: bytes, keep: int

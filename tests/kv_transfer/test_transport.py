@@ -163,6 +163,30 @@ async def test_transfers_interleave(handoff: Callable[..., Awaitable[Handoff]], 
     assert pair.sink.num_open == 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+async def test_no_order_of_transfers_in_both_directions_can_lock_them(
+    handoff: Callable[..., Awaitable[Handoff]], kv_of: KvOf, seed: int
+) -> None:
+    """Two workers send to each other at once, over one link each, in another order than was reserved; one leaves."""
+    shuffle = random.Random(seed)
+    directions = [await handoff(num_blocks=100), await handoff(num_blocks=100)]
+    transfers = [(pair, pair.reserve(range(8 + n))) for pair in directions for n in range(8)]
+    begun = {
+        transfer.ticket_id: asyncio.create_task(pair.push(transfer, 5))
+        for pair, transfer in shuffle.sample(transfers, len(transfers))
+    }
+    await asyncio.sleep(0)
+    (_, left), *others = transfers
+    begun[left.ticket_id].cancel()
+    for pair, transfer in others:
+        pair.commit(transfer, await asyncio.wait_for(begun[transfer.ticket_id], 10))
+        sent = kv_of(pair.source, transfer.source_blocks, transfer.tokens)
+        assert torch.equal(kv_of(pair.target, transfer.target_blocks, transfer.tokens), sent)
+    await asyncio.wait({begun[left.ticket_id]})
+    await directions[0].sink.close(left.ticket_id, 10)
+    assert [pair.sink.num_open for pair in directions] == [0, 0]
+
+
 async def test_reordered_frames_land_exactly(handoff: Callable[..., Awaitable[Handoff]], kv_of: KvOf) -> None:
     pair = await handoff()
     transfer = pair.reserve(range(21))

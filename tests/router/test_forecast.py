@@ -155,7 +155,7 @@ def told(forecast, events):
         yield now_s
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(EVENTS, st.integers(1, 4096), st.integers(0, 1000), st.floats(0.0, 100.0))
 def test_whatever_happened_an_estimate_is_a_time_and_asking_changes_nothing(events, max_tokens, num_ahead, pause_s):
     asked, unasked = Forecast(), Forecast()
@@ -168,7 +168,7 @@ def test_whatever_happened_an_estimate_is_a_time_and_asking_changes_nothing(even
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(EVENTS, st.integers(1, 4096), st.integers(0, 1000))
 def test_whatever_happened_it_is_forgotten(events, max_tokens, num_ahead):
     """What a place and an answer take within FORGET_AFTER_S; the pace of a line that moves slower, after four times

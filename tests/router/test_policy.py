@@ -295,7 +295,7 @@ def num_avoided(claimed, option):
     return sum(w.name in claimed.avoid for w in option if w is not None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(CLAIMS.filter(lambda c: c.max_tokens > 1), CLUSTERS, BLOCKED)
 def test_a_decision_is_one_of_all_that_may_serve_and_avoids_as_many_as_can_be(claimed, cluster, blocked):
     """Ready workers with room and equal fingerprints, no blocked pair; nobody is refused whom some could serve."""
@@ -310,7 +310,7 @@ def test_a_decision_is_one_of_all_that_may_serve_and_avoids_as_many_as_can_be(cl
     assert num_avoided(claimed, option) == min(num_avoided(claimed, other) for other in possible)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(CLAIMS.map(lambda c: dataclasses.replace(c, max_tokens=1)), CLUSTERS, BLOCKED)
 def test_one_token_goes_to_any_prefill_worker_with_a_short_queue(claimed, cluster, blocked):
     if not any(v.is_ready and v.can_prefill for v in cluster):
@@ -325,14 +325,14 @@ def test_one_token_goes_to_any_prefill_worker_with_a_short_queue(claimed, cluste
     assert (taken.name in claimed.avoid) == all(v.name in claimed.avoid for v in possible)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(CLAIMS, CLUSTERS, BLOCKED, st.randoms())
 def test_equal_snapshots_give_equal_decisions(claimed, cluster, blocked, random):
     shuffled = random.sample(cluster, len(cluster))
     assert choose(claimed, shuffled, blocked) == choose(claimed, cluster, blocked)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(CLAIMS, CLUSTERS, BLOCKED)
 def test_blocked_is_said_exactly_when_all_pairs_that_fit_are_blocked(claimed, cluster, blocked):
     ready = [w for w in cluster if w.is_ready]
@@ -343,7 +343,7 @@ def test_blocked_is_said_exactly_when_all_pairs_that_fit_are_blocked(claimed, cl
     assert (choose(claimed, cluster, blocked) is Refusal.BLOCKED) == (bool(fitting) and fitting <= blocked)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(CLAIMS.filter(lambda c: c.max_tokens > 1), CLUSTERS)
 def test_pairs_are_the_least_loaded(claimed, cluster):
     claimed = dataclasses.replace(claimed, avoid=frozenset())

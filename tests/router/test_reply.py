@@ -91,7 +91,7 @@ async def test_a_message_that_waits_does_not_grow_without_bound(eventually):
         assert waiting_tokens(reply) == [MAX_JOINED_TOKENS] * 5
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 3), st.integers(0, 2)), max_size=12))
 def test_any_pace_of_writer_and_reader_gives_the_same_answer(steps):
     """Each step adds so many tokens, lets the client take so many messages, and lets so many turns pass."""

@@ -282,7 +282,7 @@ def test_a_conversation_the_template_rejects_is_refused(model_dir, tmp_path):
 
 
 def test_what_is_accepted_always_fits(check):
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(st.integers(0, 40), st.none() | st.integers(0, 40), st.integers(1, 32), st.integers(1, 32))
     def fits(num_prompt, max_tokens, window, pool):
         limits = Limits(context_window_tokens=window, kv_pool_tokens=pool)

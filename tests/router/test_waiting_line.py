@@ -181,7 +181,7 @@ class Watched:
             del self.bounds[gone]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(TURNS)
 def test_everybody_is_served_after_a_bounded_number_of_grants(turns):
     watched = Watched()

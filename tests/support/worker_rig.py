@@ -39,7 +39,7 @@ COUNT, COUNT_ANSWER = "1, 2, 3, 4, 5,", [216, 38, 28, 216, 39]
 CALL_TIMEOUT_S = 30.0
 
 
-async def load_host(role: str, model_dir: Path, kernel_cache_dir: Path) -> WorkerHost:
+async def load_host(role: str, model_dir: Path, kernel_cache_dir: Path, max_step_tokens: int = 128) -> WorkerHost:
     """A host with its engine running, to be stopped by the caller."""
     config = WorkerConfig(
         name=f"{role}-0",
@@ -48,7 +48,7 @@ async def load_host(role: str, model_dir: Path, kernel_cache_dir: Path) -> Worke
         kernel_cache_dir=kernel_cache_dir,
         dtype="float32",
         kv_memory_bytes=NUM_BLOCKS[role] * BLOCK_BYTES,
-        max_step_tokens=128,
+        max_step_tokens=max_step_tokens,
     )
     host = await asyncio.to_thread(load_worker, config, StateFeed(), lambda _: None)
     host.engine.start()

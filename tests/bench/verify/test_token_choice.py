@@ -32,7 +32,7 @@ def _choice(sampling: SamplingParams, number: float = 0.0) -> TokenChoice:
 
 
 class TestChoice:
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(row=rows, sampling=samplings, position=st.integers(0, 2**20))
     def test_equals_the_engines_sampler(self, row: list[float], sampling: SamplingParams, position: int) -> None:
         [expected] = sample(torch.tensor([row]), [sampling], [position])
@@ -94,7 +94,7 @@ class TestErrorNeeded:
             assert broken.token_id == -1
             assert [broken.error_needed(i) for i in (0, 1)] == [math.inf, math.inf]
 
-    @settings(max_examples=500, deadline=None)
+    @settings(max_examples=500)
     @given(
         row=rows, sampling=samplings, number=st.floats(0, 1, exclude_max=True), error=st.floats(0, 2), data=st.data()
     )
@@ -106,7 +106,7 @@ class TestErrorNeeded:
         chosen = TokenChoice(wrong, sampling, number).token_id
         assert TokenChoice(np.array(row), sampling, number).error_needed(chosen) <= error * (1 + 1e-6) + 1e-9
 
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(row=rows, sampling=samplings, number=st.floats(0, 1, exclude_max=True))
     def test_every_token_of_finite_logits_has_a_finite_error(
         self, row: list[float], sampling: SamplingParams, number: float
