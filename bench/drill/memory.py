@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryCurve:
-    """Resident memory of one process over time: (seconds, bytes) in order of time."""
+    """Memory of one process over time: (seconds, bytes) in order of time."""
 
     name: str
     pid: int

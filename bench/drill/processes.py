@@ -48,13 +48,16 @@ class Processes:
         ]
 
     def memory(self, lives: Iterable[Life]) -> list[tuple[str, int, int]]:
-        """Resident memory now: name, process id, bytes."""
+        """Memory of their own that they have now: name, process id, bytes.
+
+        Without pages of files, which only mirror the disk: the weights' come bit by bit, as tokens are first used.
+        """
         found = []
         for life in lives:
             process = self._by_life.get((life.name, life.pid))
-            if process is not None:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    found.append((life.name, life.pid, process.memory_info().rss))
+            if process is not None and process.is_running():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    found.append((life.name, life.pid, _own_bytes(life.pid)))
         return found
 
 
@@ -70,6 +73,12 @@ def controller_lives(record: ClusterRecord) -> list[Life]:
 def left_of(record: ClusterRecord) -> list[str]:
     """Processes that are left of a cluster that has ended."""
     return [f"{_title(p)} (pid {p.pid})" for p in local_ray.processes(Path(record.directory), record.session_id)]
+
+
+def _own_bytes(pid: int) -> int:
+    """See proc_pid_status(5). Raises FileNotFoundError or ProcessLookupError if there is no such process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return sum(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(("RssAnon", "RssShmem")))
 
 
 def _title(process: psutil.Process) -> str:

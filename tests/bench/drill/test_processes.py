@@ -49,3 +49,22 @@ def test_memory_is_that_of_the_living(child):
     ((name, pid, size),) = processes.memory([child, gone])
     assert (name, pid) == ("decode-0", child.pid)
     assert size > 0
+
+
+def test_memory_is_what_a_process_has_of_its_own_and_no_pages_of_files(tmp_path):
+    (tmp_path / "weights").write_bytes(bytes(64 << 20))
+    code = (
+        "import mmap, time; own = bytearray(b'x') * (32 << 20); f = open('weights', 'rb'); "
+        "m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); print(sum(m[::4096]), flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == b"0\n"
+        life = Life("decode-0", "decode", process.pid)
+        processes = Processes()
+        processes.note([life])
+        ((_, _, size),) = processes.memory([life])
+        assert 32 << 20 < size < 64 << 20
+    finally:
+        process.kill()
+        process.wait()
