@@ -59,7 +59,8 @@ def test_memory_is_what_a_process_has_of_its_own_and_no_pages_of_files(tmp_path)
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)
     try:
-        assert process.stdout.readline() == b"0\n"
+        with process.stdout as output:
+            assert output.readline() == b"0\n"
         life = Life("decode-0", "decode", process.pid)
         processes = Processes()
         processes.note([life])
