@@ -29,12 +29,14 @@ _Call: TypeAlias = "grpc.aio.StreamStreamCall[kv_transfer_pb2.PushRequest, _Resp
 class Push:
     """To be opened with `open_push`; unless it was committed, to be ended with `stop`.
 
-    `answer` is the decode worker's: done when it has committed, failed with what has ended the push before.
+    `answer` is the decode worker's: done when it has committed, failed with what has ended the push before. All
+    errors say that they come from the transfer to `peer`, so that nobody takes this worker for the sick one.
     """
 
-    def __init__(self, sender: PushSender, call: _Call) -> None:
+    def __init__(self, sender: PushSender, call: _Call, peer: str) -> None:
         self.sender = sender
         self._call = call
+        self._peer = peer
         self._delivery_limit: asyncio.Timeout | None = None
         self.answer: asyncio.Task[None] = asyncio.create_task(self._committed(), name="answer to a push")
         self.answer.add_done_callback(_mark_seen)
@@ -48,9 +50,9 @@ class Push:
             async with asyncio.timeout(None) as self._delivery_limit:
                 return await self.sender.finish()
         except KvTransferError as error:
-            raise transfer_error(error) from error
+            raise self._placed(transfer_error(error)) from error
         except TimeoutError as error:
-            raise Unavailable(f"the decode worker did not take all KV within {DELIVERY_TIMEOUT_S} s") from error
+            raise self._placed(Unavailable(f"did not take all KV within {DELIVERY_TIMEOUT_S} s")) from error
         finally:
             self._delivery_limit = None
 
@@ -75,7 +77,7 @@ class Push:
                     await self._call.write(kv_transfer_pb2.PushRequest(commit=commit))
                 await asyncio.shield(self.answer)
         except TimeoutError as error:
-            raise Unavailable(f"the decode worker did not commit within {COMMIT_TIMEOUT_S} s") from error
+            raise self._placed(Unavailable(f"did not commit within {COMMIT_TIMEOUT_S} s")) from error
 
     def stop(self) -> bool:
         """Ends the push at once. True: nothing reads the blocks any more. Or else `stopped` waits for that."""
@@ -95,7 +97,12 @@ class Push:
         try:
             await _read(self._call, "committed")
         except grpc.aio.AioRpcError as error:
-            raise from_peer_error(error) from error
+            raise self._placed(from_peer_error(error)) from error
+        except BatonError as error:
+            raise self._placed(error) from error
+
+    def _placed(self, error: BatonError) -> BatonError:
+        return error.at(stage="transfer", worker=self._peer)
 
 
 async def open_push(
@@ -132,7 +139,7 @@ async def open_push(
     limits = PushLimits(credit_bytes=opened.credit_bytes)
     link = faults.link(peers.link(endpoint.address), request_id, ticket.worker)
     try:
-        return Push(PushSender(link, host.kv_pool, target, limits), call)
+        return Push(PushSender(link, host.kv_pool, target, limits), call, ticket.worker)
     except ValueError as error:
         call.cancel()
         refused = FailedPrecondition(f"the credit is too small: {error}")

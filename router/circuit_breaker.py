@@ -14,6 +14,7 @@ MAX_PAUSE_S = 30.0
 @dataclass(slots=True)
 class _Circuit:
     failures_in_a_row: int = 0
+    opened_at_s: float = 0.0
     closed_again_at_s: float = 0.0
     is_on_trial: bool = False
 
@@ -32,7 +33,8 @@ class CircuitBreaker:
     | half-open | yes    | on trial  | closed  | open, for twice as long         | -       |
     | on trial  | no     | -         | closed  | open, for twice as long         | half-open |
 
-    Open becomes half-open when its pause is over: 1 s at first, twice as long each time, 30 s at most.
+    Failures of what was sent before the circuit opened do not count. Open becomes half-open when its pause is over:
+    1 s at first, twice as long each time, 30 s at most.
     """
 
     def __init__(self) -> None:
@@ -59,14 +61,17 @@ class CircuitBreaker:
         """It works."""
         self._circuits.pop(key, None)
 
-    def note_failure(self, key: Hashable, now_s: float) -> bool:
-        """It failed. True if this opened the circuit."""
+    def note_failure(self, key: Hashable, sent_at_s: float, now_s: float) -> bool:
+        """What was sent there then has failed now. True if this opened the circuit."""
         circuit = self._circuits.setdefault(key, _Circuit())
+        if circuit.is_tripped and sent_at_s <= circuit.opened_at_s:
+            return False  # one event fails all that is under way: those after the first few tell nothing new
         circuit.failures_in_a_row += 1
         circuit.is_on_trial = False
         if not circuit.is_tripped:
             return False
         num_doublings = min(circuit.failures_in_a_row - FAILURES_TO_OPEN, 16)
+        circuit.opened_at_s = now_s
         circuit.closed_again_at_s = now_s + min(FIRST_PAUSE_S * 2**num_doublings, MAX_PAUSE_S)
         return True
 

@@ -1,6 +1,7 @@
 """One request on its way through the cluster: a place, a try, and others if it fails, until the answer is whole."""
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +20,8 @@ from router.recovery import Recovery, Retry, note_failure
 from router.retry_budget import RetryBudget
 from router.validation import PromptRequest
 from router.worker_calls import WorkerCalls
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class Dispatcher:
         self._budget.note_request(time.monotonic())
         placement = await self._queue.admit(request.claim(), priority=prompt.priority, deadline_at=deadline_at)
         while True:
-            workers = placement.workers
+            workers, sent_at_s = placement.workers, time.monotonic()
             try:
                 async with self._tokens(request, placement) as tokens:
                     async for token_ids in tokens:
@@ -104,14 +107,16 @@ class Dispatcher:
             except BatonError as error:
                 if request.finish_if_whole():
                     break
-                retry = self._retry(request, error, workers)
+                retry = self._retry(request, error, workers, sent_at_s)
             placement = await self._readmit(request, retry)
         self._forecast.note_end(time.monotonic(), len(request.token_ids))
 
-    def _retry(self, request: _Request, error: BatonError, workers: tuple[str, ...]) -> Retry:
+    def _retry(self, request: _Request, error: BatonError, workers: tuple[str, ...], sent_at_s: float) -> Retry:
         """What follows the failure of a try; raises the error that ends the request."""
         now_s, recovery = time.monotonic(), request.recovery
-        note_failure(self._membership.breaker, error, workers, now_s)
+        taken_out = note_failure(self._membership.breaker, error, workers, sent_at_s, now_s)
+        if taken_out is not None:
+            logger.warning("%s left out for a while: failed again and again, last %s", " to ".join(taken_out), error)
         retry = recovery.on_failure(error, len(request.token_ids), workers)
         cause = recovery.cause or error
         if retry is None or now_s >= request.deadline_at:

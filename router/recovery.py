@@ -100,18 +100,18 @@ def blamed(error: BatonError, workers: tuple[str, ...]) -> tuple[str, ...]:
     return (error.metadata["worker"],)
 
 
-def note_failure(breaker: CircuitBreaker, error: BatonError, workers: tuple[str, ...], now_s: float) -> None:
-    """Counts a failed try against a worker, or for a failed transfer against the pair.
+def note_failure(
+    breaker: CircuitBreaker, error: BatonError, workers: tuple[str, ...], sent_at_s: float, now_s: float
+) -> tuple[str, ...] | None:
+    """Counts a failed try against a worker, or for a failed transfer against the pair; tells whom it takes out.
 
     What says nothing about their health counts against nobody: a wrong request, a full worker, a hand-back.
     """
     guilty = blamed(error, workers)
-    if error.reason in HANDED_BACK or not _is_retryable(error):
-        return
-    if len(guilty) == 1:
-        breaker.note_failure(guilty[0], now_s)
-    elif len(workers) == 2:
-        breaker.note_failure(workers, now_s)
+    if error.reason in HANDED_BACK or not _is_retryable(error) or (len(guilty) != 1 and len(workers) != 2):
+        return None
+    key = guilty[0] if len(guilty) == 1 else workers
+    return guilty if breaker.note_failure(key, sent_at_s, now_s) else None
 
 
 def _is_retryable(error: BatonError) -> bool:

@@ -146,8 +146,9 @@ async def test_a_peer_that_leaves_before_the_commit_is_told(workers, scripted, e
     servicer.script = servicer.open_and_leave
     push = await open_push(prefill.host, prefill.peers, ticket)
     await eventually(lambda: servicer.num_open == 0 and push._call.done())
-    with pytest.raises(Unavailable, match="push"):
+    with pytest.raises(Unavailable, match="push") as caught:
         await push.commit(await push.delivered(), [1] * 16, 7)
+    assert (caught.value.metadata["stage"], caught.value.metadata["worker"]) == ("transfer", ticket.worker)
     await end(push)
 
 

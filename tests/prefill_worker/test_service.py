@@ -13,6 +13,7 @@ from worker_rig import (
     read,
 )
 
+from baton.errors import from_rpc_error
 from engine.text_codec import TextCodec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -172,7 +173,7 @@ async def test_a_prefill_stops_when_its_decode_worker_gives_up(workers, eventual
 
 
 async def test_a_decode_worker_that_dies_is_unavailable(workers, eventually):
-    """Seen from the survivor: what it held is released."""
+    """Seen from the survivor: what it held is released, and it says who is gone, lest it be taken for the sick one."""
     prefill, decode = workers
     _, ticket = await reserve(decode)
     decode.gate.shut()
@@ -180,7 +181,11 @@ async def test_a_decode_worker_that_dies_is_unavailable(workers, eventually):
     await read(prefill_call, "first_token")
     await eventually(lambda: decode.gate.frames)
     await decode.server.stop(grace=0)
-    await refused(prefill_call, grpc.StatusCode.UNAVAILABLE, "prefill-0")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read(prefill_call, "pushed")
+    error = from_rpc_error(caught.value)
+    place = (error.metadata["stage"], error.metadata["worker"])
+    assert (error.code, place) == (grpc.StatusCode.UNAVAILABLE, ("transfer", "decode-0"))
     await eventually(lambda: prefill.is_clean)
 
 

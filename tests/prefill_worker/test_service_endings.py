@@ -179,6 +179,7 @@ async def test_kv_that_does_not_arrive_after_the_prefill_costs_the_time_limit(wo
     await read(call, "first_token")
     error = await failure_of(call)
     assert (error.code, "did not take all KV within 0.2 s" in str(error)) == (grpc.StatusCode.UNAVAILABLE, True)
+    assert (error.metadata["stage"], error.metadata["worker"]) == ("transfer", "decode-0")
     decode.gate.open()
     decode_call.cancel()
 

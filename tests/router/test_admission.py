@@ -401,7 +401,7 @@ async def test_pairs_that_fail_too_often_are_no_workers(queue, follow, membershi
     monkeypatch.setattr(admission, "NO_WORKERS_PATIENCE_S", 0.1)
     await follow(*pair)
     for _ in range(10):
-        membership.breaker.note_failure(("prefill-0", "decode-0"), time.monotonic())
+        membership.breaker.note_failure(("prefill-0", "decode-0"), time.monotonic(), time.monotonic())
     with pytest.raises(Unavailable, match=r"failed too often.*ready workers: decode-0, prefill-0"):
         await admitted(queue)
 
@@ -409,7 +409,7 @@ async def test_pairs_that_fail_too_often_are_no_workers(queue, follow, membershi
 async def test_of_those_who_come_to_a_half_open_circuit_one_is_the_trial(queue, follow, membership, pair, eventually):
     await follow(*pair)
     for _ in range(FAILURES_TO_OPEN):
-        membership.breaker.note_failure("decode-0", time.monotonic() - 60.0)
+        membership.breaker.note_failure("decode-0", time.monotonic() - 60.0, time.monotonic() - 60.0)
     trial = await place(queue)
     waiting = asyncio.create_task(admitted(queue))
     await eventually(lambda: queue.num_waiting == 1)

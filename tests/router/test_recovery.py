@@ -119,7 +119,7 @@ def test_a_draining_worker_is_avoided_and_nobody_s_failure():
 def breaker_after(error, workers=PAIR):
     breaker = CircuitBreaker()
     for _ in range(FAILURES_TO_OPEN):
-        note_failure(breaker, error, workers, 0.0)
+        note_failure(breaker, error, workers, 0.0, 0.0)
     return breaker.blocked(0.0)
 
 
