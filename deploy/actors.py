@@ -3,8 +3,12 @@
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import ray
+
+from deploy.cluster_spec import NODE_HOST
 from deploy.cluster_status import MemberReport, MemberState
 from deploy.worker_spec import WorkerAddress, WorkerSpec
 
@@ -39,7 +43,7 @@ class WorkerActor:
         from deploy.worker_process import WorkerProcess  # noqa: PLC0415
 
         self._process = WorkerProcess()
-        return await self._process.start(spec, self._set_detail)
+        return await self._process.start(replace(spec, host=_address(spec.host)), self._set_detail)
 
     def _set_detail(self, detail: str) -> None:
         self._detail = detail
@@ -75,7 +79,11 @@ class RouterActor:
         from router.server import RouterServer, RouterSpec  # noqa: PLC0415
 
         self._server = RouterServer()
-        return await self._server.start(RouterSpec(**settings))
+        return await self._server.start(RouterSpec(**{**settings, "host": _address(settings["host"])}))
+
+
+def _address(host: str) -> str:
+    return str(ray.util.get_node_ip_address()) if host == NODE_HOST else host
 
 
 async def _is_started(start: asyncio.Task[Any]) -> bool:

@@ -10,6 +10,8 @@ from deploy.worker_spec import WorkerSpec
 
 DEFAULT_CLUSTER_NAME = "baton"
 DTYPES = ("bfloat16", "float32")
+DEVICES = ("cpu", "cuda")
+NODE_HOST = "node"  # stands for the address that Ray's node has where a member runs
 MAX_WORKERS = 64
 _NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
@@ -20,11 +22,13 @@ class ClusterSpecError(ClusterError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """One cluster on one machine. `router_port` 0 is any free port; `kv_memory_bytes` is per worker, 0 for auto.
+    """One cluster. `router_port` 0 is any free port; `kv_memory_bytes` is per worker, 0 for auto.
 
     With `pin_cores` each worker is pinned to cores of its own; without, Ray counts `cores_per_worker` CPUs
-    for it. `max_waiting` requests may wait in the router, and one that lost its workers waits `recovery_patience_s`
-    for others. Raises ClusterSpecError.
+    for it, and in any case a GPU if `device` is cuda. `host` is what servers bind, NODE_HOST for members on several
+    machines. With a `role_label` a member runs only on Ray nodes that have this label with its role (router, prefill,
+    decode or mixed) as the value. `max_waiting` requests may wait in the router, and one that lost its workers waits
+    `recovery_patience_s` for others. Raises ClusterSpecError.
     """
 
     model_dir: str
@@ -34,7 +38,9 @@ class ClusterSpec:
     num_decode: int = 1
     num_mixed: int = 0
     dtype: str = "bfloat16"
+    device: str = "cpu"
     host: str = "127.0.0.1"
+    role_label: str = ""
     router_port: int = 0
     cores_per_worker: int = 1
     kv_memory_bytes: int = 0
@@ -66,6 +72,7 @@ class ClusterSpec:
                 model_dir=self.model_dir,
                 model_name=self.model_name,
                 dtype=self.dtype,
+                device=self.device,
                 cores=worker_cores,
                 host=self.host,
                 kv_memory_bytes=self.kv_memory_bytes,
@@ -103,6 +110,10 @@ class ClusterSpec:
     def _option_problem(self) -> str:
         if self.dtype not in DTYPES:
             return f"dtype {self.dtype!r}: use {' or '.join(DTYPES)}"
+        if self.device not in DEVICES:
+            return f"device {self.device!r}: use {' or '.join(DEVICES)}"
+        if self.pin_cores and (self.host == NODE_HOST or self.role_label):
+            return "workers on several nodes cannot be pinned to cores of this machine: join a Ray with --ray-address"
         if not 0 <= self.router_port <= 65535:
             return f"router port {self.router_port}: use 0 for any free port, or 1 to 65535"
         if self.cores_per_worker < 1:

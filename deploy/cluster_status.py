@@ -43,8 +43,8 @@ class MemberStatus:
     name: str
     role: str
     report: MemberReport
-    num_restarts: int
-    failures_in_a_row: int
+    num_restarts: int = 0
+    failures_in_a_row: int = 0
 
     @property
     def is_ready(self) -> bool:

@@ -11,7 +11,8 @@ from ray.exceptions import RayError
 from deploy import member_actors
 from deploy.actors import RouterActor, WorkerActor
 from deploy.cluster_spec import ClusterSpec
-from deploy.cluster_status import ClusterStatus
+from deploy.cluster_status import ClusterStatus, MemberReport, MemberState, MemberStatus
+from deploy.member_actors import Place
 from deploy.supervisor import Supervisor
 from deploy.worker_spec import WorkerAddress, WorkerSpec
 
@@ -109,21 +110,27 @@ class Controller:
         ]
 
     def _supervisor(self, name: str, role: str, create: Callable[[], tuple[Any, Any]]) -> Supervisor:
-        return Supervisor(name, role, create, self._membership_changed.set)
+        waiting = MemberReport(MemberState.STARTING, f"waiting for {self._place(role)}")
+        return Supervisor(MemberStatus(name, role, waiting), create, self._membership_changed.set)
 
     def _found(self, member: str) -> Any | None:
         return member_actors.find(self._spec.name, self._incarnation, member)
 
     def _create_router(self) -> tuple[Any, Any]:
-        actor = self._make(RouterActor, "router", num_cpus=0, num_threads=1)
+        actor = self._make(RouterActor, "router", "router")
         return actor, actor.begin.remote(self._spec.router_settings())
 
     def _create_worker(self, spec: WorkerSpec) -> tuple[Any, Any]:
-        num_cpus = 0 if self._spec.pin_cores else self._spec.cores_per_worker
-        actor = self._make(WorkerActor, spec.name, num_cpus=num_cpus, num_threads=self._spec.cores_per_worker)
+        actor = self._make(WorkerActor, spec.name, spec.role)
         return actor, actor.begin.remote(spec)
 
-    def _make(self, actor_class: type, member: str, *, num_cpus: int, num_threads: int) -> Any:
-        return member_actors.make(
-            actor_class, self._spec.name, self._incarnation, member, num_cpus=num_cpus, num_threads=num_threads
-        )
+    def _place(self, role: str) -> Place:
+        spec = self._spec
+        labels = {spec.role_label: role} if spec.role_label else {}
+        if role == "router":
+            return Place(num_threads=1, labels=labels)
+        num_cpus = 0 if spec.pin_cores else spec.cores_per_worker
+        return Place(spec.cores_per_worker, num_cpus, int(spec.device == "cuda"), labels)
+
+    def _make(self, actor_class: type, member: str, role: str) -> Any:
+        return member_actors.make(actor_class, self._spec.name, self._incarnation, member, self._place(role))

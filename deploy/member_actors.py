@@ -6,6 +6,7 @@ a member, so that a new life never waits for the name of one that is still dying
 
 import logging
 import uuid
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -14,15 +15,33 @@ NAMESPACE = "baton"
 _logger = logging.getLogger(__name__)
 
 
-def make(actor_class: type, cluster: str, incarnation: str, member: str, *, num_cpus: int, num_threads: int) -> Any:
-    """Starts an actor that outlives whoever makes it."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a member needs of the node it runs on. Nodes have all of `labels`."""
+
+    num_threads: int
+    num_cpus: int = 0
+    num_gpus: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        needs = [f"{count} {name}" for count, name in ((self.num_cpus, "CPU"), (self.num_gpus, "GPU")) if count]
+        needs += [f"{key}={value}" for key, value in self.labels.items()]
+        return f"a Ray node with {', '.join(needs)}" if needs else "a Ray node"
+
+
+def make(actor_class: type, cluster: str, incarnation: str, member: str, place: Place) -> Any:
+    """Starts an actor that outlives whoever makes it, as soon as there is a place for it."""
     # Read by the numerical libraries when they are loaded, so they must be there before the process starts.
-    threads = {name: str(num_threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    threads = {name: str(place.num_threads) for name in names}
     options = {
         "name": f"{cluster}/{incarnation}/{member}/{uuid.uuid4().hex[:8]}",
         "namespace": NAMESPACE,
         "lifetime": "detached",
-        "num_cpus": num_cpus,
+        "num_cpus": place.num_cpus,
+        "num_gpus": place.num_gpus,
+        "label_selector": place.labels,
         "max_restarts": 0,  # the controller creates a new actor instead, with back-off
         "max_concurrency": 100,
         "runtime_env": {"env_vars": threads},

@@ -31,20 +31,19 @@ class Supervisor:
     """One member of the cluster through all its lives.
 
     `create` makes a new actor that has `report` and `stop`, and returns it together with the reference of its
-    first call, `begin`. `on_change` is called when `status` is no longer what it was.
+    first call, `begin`. `on_change` is called when `status`, which is `first` to begin with, is no longer what it was.
     """
 
     def __init__(
         self,
-        name: str,
-        role: str,
+        first: MemberStatus,
         create: Callable[[], tuple[Any, Any]],
         on_change: Callable[[], None],
         *,
         restart: RestartPolicy | None = None,
         heartbeat: HeartbeatPolicy | None = None,
     ) -> None:
-        self.status = MemberStatus(name, role, MemberReport(MemberState.STARTING), 0, 0)
+        self.status = first
         self.actor: Any = None
         self._create = create
         self._adopted: Any = None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from deploy.cluster_status import MemberReport, MemberState
+from deploy.cluster_status import MemberReport, MemberState, MemberStatus
 from deploy.restart_policy import HeartbeatPolicy, RestartPolicy
 from deploy.supervisor import Supervisor
 
@@ -51,8 +51,7 @@ class Watched:
     def __init__(self, broken: Path) -> None:
         self._changed = asyncio.Event()
         self.supervisor = Supervisor(
-            "decode-0",
-            "decode",
+            MemberStatus("decode-0", "decode", MemberReport(MemberState.STARTING)),
             lambda: self._create(broken),
             self._changed.set,
             restart=RestartPolicy(initial_delay_s=0.1),
