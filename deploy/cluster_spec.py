@@ -13,6 +13,7 @@ DTYPES = ("bfloat16", "float32")
 DEVICES = ("cpu", "cuda")
 NODE_HOST = "node"  # stands for the address that Ray's node has where a member runs
 MAX_WORKERS = 64
+_SETTINGS = {"port": "router_port"}  # of the router, by other names here
 _NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 
 
@@ -91,6 +92,17 @@ class ClusterSpec:
             "max_waiting": self.max_waiting,
             "recovery_patience_s": self.recovery_patience_s,
         }
+
+    def change_problem(self, running: "ClusterSpec") -> str:
+        """Why a running cluster cannot become this one while it serves; empty if it can.
+
+        Workers of another model or data type do not understand each other's KV, and the router is not replaced.
+        """
+        for name in ("name", "model_dir", "dtype", *sorted(self.router_settings())):
+            old, new = getattr(running, _SETTINGS.get(name, name)), getattr(self, _SETTINGS.get(name, name))
+            if old != new:
+                return f"{name} cannot change from {old!r} to {new!r} in a running cluster: start another one"
+        return ""
 
     def _name_problem(self) -> str:
         if _NAME_PATTERN.fullmatch(self.name):

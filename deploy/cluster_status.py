@@ -54,17 +54,23 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """The whole cluster at one moment."""
+    """The whole cluster at one moment. `pending` are the workers that are still to leave or to be replaced."""
 
     name: str
     model_name: str
     router: MemberStatus
     workers: tuple[MemberStatus, ...]
+    pending: tuple[str, ...] = ()
 
     @property
     def is_ready(self) -> bool:
         """Whether the router and every worker serve."""
         return all(member.is_ready for member in self.members)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it serves and is as it was asked to be."""
+        return self.is_ready and not self.pending
 
     @property
     def members(self) -> tuple[MemberStatus, ...]:

@@ -102,6 +102,25 @@ def replace_worker(record: ClusterRecord, worker: str, grace_s: float) -> None:
         session.replace_worker(record.name, worker, grace_s)
 
 
+def cluster_spec_of(record: ClusterRecord) -> ClusterSpec:
+    """What a running cluster is to be. Raises ClusterError."""
+    with _session(record) as session:
+        spec: ClusterSpec = session.controller_spec(record.name)
+    return spec
+
+
+def change_cluster(record: ClusterRecord, spec: ClusterSpec, grace_s: float) -> None:
+    """Begins to make a running cluster what `spec` says: workers are added, leave, or are replaced one by one.
+
+    Those that leave give their requests `grace_s` seconds; what still runs then goes on elsewhere. `cluster_status`
+    tells when it is settled. Raises ClusterError if something changes that needs another cluster.
+    """
+    with _session(record) as session:
+        if problem := spec.change_problem(session.controller_spec(record.name)):
+            raise ClusterError(problem)
+        session.replace_controller(spec, available_cores(), grace_s)
+
+
 def available_cores() -> Sequence[int]:
     """Numbers of the CPU cores that this process may use."""
     return sorted(os.sched_getaffinity(0))

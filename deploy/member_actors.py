@@ -1,7 +1,8 @@
 """The actors of a cluster in Ray: how they are named, made, found again and swept away.
 
-Their names are cluster/incarnation/member/number. An incarnation is one `baton up`; the number is new in each life of
-a member, so that a new life never waits for the name of one that is still dying.
+Their names are cluster/incarnation/member/digest/number. An incarnation is one `baton up`; the digest tells of what
+spec a member was made; the number is new in each life of it, so that a new life never waits for the name of one that is
+still dying.
 """
 
 import logging
@@ -30,13 +31,24 @@ class Place:
         return f"a Ray node with {', '.join(needs)}" if needs else "a Ray node"
 
 
-def make(actor_class: type, cluster: str, incarnation: str, member: str, place: Place) -> Any:
-    """Starts an actor that outlives whoever makes it, as soon as there is a place for it."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A living actor of an earlier controller, and of what spec it was made."""
+
+    actor: Any
+    digest: str
+
+
+def make(actor_class: type, prefix: str, digest: str, place: Place) -> Any:
+    """Starts an actor that outlives whoever makes it, as soon as there is a place for it.
+
+    `prefix` is cluster/incarnation/member.
+    """
     # Read by the numerical libraries when they are loaded, so they must be there before the process starts.
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     threads = {name: str(place.num_threads) for name in names}
     options = {
-        "name": f"{cluster}/{incarnation}/{member}/{uuid.uuid4().hex[:8]}",
+        "name": f"{prefix}/{digest or '-'}/{uuid.uuid4().hex[:8]}",
         "namespace": NAMESPACE,
         "lifetime": "detached",
         "num_cpus": place.num_cpus,
@@ -49,10 +61,15 @@ def make(actor_class: type, cluster: str, incarnation: str, member: str, place: 
     return ray.remote(actor_class).options(**options).remote()
 
 
-def find(cluster: str, incarnation: str, member: str) -> Any | None:
-    """A living actor of this member; if there are several, which a dying controller may have left, one of them."""
-    names = _names(f"{cluster}/{incarnation}/{member}/")
-    return _handle(names[-1]) if names else None
+def find_all(cluster: str, incarnation: str) -> dict[str, Found]:
+    """The living actors by member; if there are several of one, which a dying controller may have left, one of them."""
+    found = {}
+    for name in _names(f"{cluster}/{incarnation}/"):
+        _, _, member, digest, _ = name.split("/")
+        actor = _handle(name)
+        if actor is not None:
+            found[member] = Found(actor, digest)
+    return found
 
 
 def sweep(cluster: str, *, keep_incarnation: str = "") -> None:

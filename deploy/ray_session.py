@@ -5,6 +5,7 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _STATUS_TIMEOUT_S = 10.0
 _SHUTDOWN_MARGIN_S = 15.0
 _EXIT_TIMEOUT_S = 15.0
+_RETRY_INTERVAL_S = 0.1
 
 
 @contextlib.contextmanager
@@ -59,6 +61,35 @@ def _check_listens(address: str) -> None:
 
 def create_controller(spec: ClusterSpec, available_cores: Sequence[int]) -> None:
     """Creates the controller, which outlives this session; it begins at once to create the rest."""
+    _create_controller(spec, available_cores, secrets.token_hex(4), grace_s=0.0)
+
+
+def replace_controller(spec: ClusterSpec, available_cores: Sequence[int], grace_s: float) -> None:
+    """Another controller takes over what runs and makes the cluster what `spec` says.
+
+    Workers that must leave give their requests `grace_s` seconds. Raises ClusterError if there is no controller.
+    """
+    controller = _known_controller(spec.name)
+    _, incarnation = ray.get(controller.description.remote(), timeout=_STATUS_TIMEOUT_S)
+    ray.kill(controller, no_restart=True)
+    deadline_s = time.monotonic() + _EXIT_TIMEOUT_S
+    while True:
+        try:
+            return _create_controller(spec, available_cores, incarnation, grace_s)
+        except ValueError as error:  # the name is taken until the old one is gone
+            if time.monotonic() > deadline_s:
+                raise ClusterError(f"the old controller does not end: {error}") from error
+            time.sleep(_RETRY_INTERVAL_S)
+
+
+def controller_spec(cluster: str) -> ClusterSpec:
+    """What a cluster is to be. Raises ClusterError if it has no controller."""
+    spec: ClusterSpec
+    spec, _ = ray.get(_known_controller(cluster).description.remote(), timeout=_STATUS_TIMEOUT_S)
+    return spec
+
+
+def _create_controller(spec: ClusterSpec, available_cores: Sequence[int], incarnation: str, grace_s: float) -> None:
     options = {
         "name": controller_name(spec.name),
         "lifetime": "detached",
@@ -66,25 +97,18 @@ def create_controller(spec: ClusterSpec, available_cores: Sequence[int]) -> None
         "max_restarts": -1,
         "max_concurrency": 100,
     }
-    ray.remote(Controller).options(**options).remote(spec, available_cores, secrets.token_hex(4))
+    ray.remote(Controller).options(**options).remote(spec, available_cores, incarnation, grace_s)
 
 
 def controller_status(cluster: str) -> ClusterStatus:
     """What the controller of a cluster says. Raises ClusterError if there is none."""
-    controller = _controller(cluster)
-    if controller is None:
-        raise ClusterError(
-            f"Ray runs, but not the controller of cluster {cluster!r}: run `baton down --name {cluster}`"
-        )
-    status: ClusterStatus = ray.get(controller.status.remote(), timeout=_STATUS_TIMEOUT_S)
+    status: ClusterStatus = ray.get(_known_controller(cluster).status.remote(), timeout=_STATUS_TIMEOUT_S)
     return status
 
 
 def replace_worker(cluster: str, worker: str, grace_s: float) -> None:
     """Lets a worker leave and starts another; returns when it has left. Raises ClusterError."""
-    controller = _controller(cluster)
-    if controller is None:
-        raise ClusterError(f"Ray runs, but not the controller of cluster {cluster!r}")
+    controller = _known_controller(cluster)
     try:
         ray.get(controller.replace_worker.remote(worker, grace_s), timeout=grace_s + _SHUTDOWN_MARGIN_S)
     except RayTaskError as error:
@@ -118,6 +142,15 @@ def _processes_here(status: ClusterStatus) -> list[psutil.Process]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 processes.append(psutil.Process(report.pid))
     return processes
+
+
+def _known_controller(cluster: str) -> Any:
+    controller = _controller(cluster)
+    if controller is None:
+        raise ClusterError(
+            f"Ray runs, but not the controller of cluster {cluster!r}: run `baton down --name {cluster}`"
+        )
+    return controller
 
 
 def _controller(cluster: str) -> Any:

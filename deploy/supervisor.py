@@ -95,13 +95,9 @@ class Supervisor:
 
     async def end(self, grace_s: float) -> None:
         """Stops the actor, giving its requests `grace_s` seconds, and kills what is left of it."""
-        if self.actor is None:
-            return
-        try:
-            await asyncio.wait_for(self.actor.stop.remote(grace_s), grace_s + STOP_MARGIN_S)
-        except (RayError, TimeoutError) as error:
-            _logger.warning("%s did not stop by itself: %s", self.status.name, _in_one_line(error))
-        self._kill()
+        if self.actor is not None:
+            await end_actor(self.actor, self.status.name, grace_s)
+            self.actor = None
 
     async def _retire(self, replacement: "_Replacement") -> None:
         report = replace(self.status.report, state=MemberState.RESTARTING, detail="leaving: its requests end or move")
@@ -174,6 +170,15 @@ class Supervisor:
     def _kill(self) -> None:
         ray.kill(self.actor, no_restart=True)
         self.actor = None
+
+
+async def end_actor(actor: Any, name: str, grace_s: float) -> None:
+    """Stops an actor, giving its requests `grace_s` seconds, and kills what is left of it."""
+    try:
+        await asyncio.wait_for(actor.stop.remote(grace_s), grace_s + STOP_MARGIN_S)
+    except (RayError, TimeoutError) as error:
+        _logger.warning("%s did not stop by itself: %s", name, _in_one_line(error))
+    ray.kill(actor, no_restart=True)
 
 
 def _in_one_line(error: BaseException) -> str:

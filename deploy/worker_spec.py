@@ -1,6 +1,7 @@
 """What one worker process is to be, and where it can be reached once it runs. Pure and light."""
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,12 @@ class WorkerSpec:
     max_step_tokens: int = 512
     max_batch_sequences: int = 32
     allow_faults: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Differs when a worker must be replaced to become this one. On which cores it runs does not matter."""
+        described = sorted((key, value) for key, value in asdict(self).items() if key != "cores")
+        return hashlib.sha256(repr(described).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)

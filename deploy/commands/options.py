@@ -32,6 +32,15 @@ max_tokens_option = click.option(
 )
 seed_option = click.option("--seed", type=click.IntRange(min=0), help="For the same random choices again.")
 
+grace_option = click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the requests of a worker that leaves may go on where they are.",
+)
+
 
 def router_address(name: str, address: str | None) -> str:
     """The router meant by --name and --address. Raises ClusterError."""

@@ -8,7 +8,7 @@ import click
 from deploy.cluster_record import ClusterRecord, RecordStore
 from deploy.cluster_status import ClusterStatus, MemberStatus
 from deploy.commands.failures import told_in_one_line
-from deploy.commands.options import name_option
+from deploy.commands.options import grace_option, name_option
 from deploy.errors import ClusterError
 from deploy.lifecycle import cluster_status, replace_worker
 
@@ -19,14 +19,7 @@ _POLL_INTERVAL_S = 0.5
 @click.command()
 @click.argument("workers", nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="All workers, one after the other.")
-@click.option(
-    "--grace",
-    type=click.FloatRange(min=0),
-    default=30.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long its requests may go on where they are.",
-)
+@grace_option
 @name_option
 @told_in_one_line
 def restart(*, workers: tuple[str, ...], is_all: bool, grace: float, name: str) -> None:

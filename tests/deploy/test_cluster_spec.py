@@ -1,5 +1,7 @@
 """A spec says what can exist, and turns into one spec for each worker."""
 
+from dataclasses import replace
+
 import pytest
 
 from deploy.cluster_spec import ClusterSpec, ClusterSpecError
@@ -39,6 +41,9 @@ def test_mixed_workers_alone_are_enough() -> None:
         ({"num_decode": -1}, "-1"),
         ({"num_prefill": 65}, "64 in all"),
         ({"dtype": "float16"}, "'float16': use bfloat16 or float32"),
+        ({"device": "tpu"}, "'tpu': use cpu or cuda"),
+        ({"host": "node"}, "--ray-address"),
+        ({"role_label": "baton-role"}, "--ray-address"),
         ({"router_port": 65536}, "65536"),
         ({"cores_per_worker": 0}, "0 cores per worker"),
         ({"kv_memory_bytes": -5}, "-5 bytes"),
@@ -50,3 +55,28 @@ def test_impossible_cluster_is_refused(settings: dict[str, object], told: str) -
     with pytest.raises(ClusterSpecError) as refusal:
         spec(**settings)
     assert told in str(refusal.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_decode": 3}, {"kv_memory_bytes": 1 << 28}, {"allow_faults": True}])
+def test_what_may_change_while_it_serves(settings: dict[str, object]) -> None:
+    assert spec(**settings).change_problem(spec()) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"dtype": "float32"}, "dtype cannot change from 'bfloat16' to 'float32'"),
+        ({"router_port": 5000}, "port cannot change from 0 to 5000"),
+        ({"max_waiting": 5}, "max_waiting"),
+        ({"name": "other"}, "name"),
+    ],
+)
+def test_what_needs_another_cluster_is_named(settings: dict[str, object], told: str) -> None:
+    assert told in spec(**settings).change_problem(spec())
+
+
+def test_a_worker_must_be_replaced_to_become_another_but_not_for_its_cores() -> None:
+    (worker, *_) = spec().worker_specs([0, 1])
+    assert replace(worker, cores=(7,)).digest == worker.digest
+    for settings in ({"kv_memory_bytes": 5}, {"allow_faults": True}, {"block_size": 32}):
+        assert replace(worker, **settings).digest != worker.digest
