@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "status": LazyCommand("deploy.commands.status:status", "Show the router and every worker."),
     "restart": LazyCommand("deploy.commands.restart:restart", "Replace workers one after the other; streams go on."),
     "scale": LazyCommand("deploy.commands.scale:scale", "Add workers, or let some leave; streams go on."),
+    "config": LazyCommand("deploy.commands.config:config", "Check a cluster file, or print an example."),
     "generate": LazyCommand("deploy.commands.generate:generate", "Stream one answer to standard output."),
     "chat": LazyCommand("deploy.commands.chat:chat", "Talk to the model."),
     "demo": LazyCommand("deploy.commands.demo:demo", "Start, ask one question, explain its time, stop."),

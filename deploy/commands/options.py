@@ -1,6 +1,7 @@
 """Options that several commands share, and the cluster they mean."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -58,3 +59,23 @@ def cluster_spec(model: Path | None, **settings: object) -> ClusterSpec:
     ClusterSpec(**names, **settings)  # type: ignore[arg-type]  # what is wrong is told before a long conversion
     names["model_dir"] = str(resolve_model(model, on_progress=lambda text: click.echo(text, err=True)))
     return ClusterSpec(**names, **settings)  # type: ignore[arg-type]
+
+
+def spec_settings(
+    *, prefill: int | None, decode: int | None, mixed: int, ray_address: str, **options: Any
+) -> dict[str, Any]:
+    """Settings of `ClusterSpec`, but for the model, from options of `baton up`.
+
+    Workers that do both stand for the others, unless these are asked for too.
+    """
+    default = 0 if mixed else 1
+    return {
+        "num_prefill": default if prefill is None else prefill,
+        "num_decode": default if decode is None else decode,
+        "num_mixed": mixed,
+        "router_port": options.pop("port"),
+        "cores_per_worker": options.pop("cores"),
+        "kv_memory_bytes": options.pop("kv_memory_mb") << 20,
+        "pin_cores": not ray_address,
+        **options,
+    }

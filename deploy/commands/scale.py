@@ -5,15 +5,12 @@ from dataclasses import replace
 
 import click
 
-from deploy.cluster_record import ClusterRecord, RecordStore
-from deploy.cluster_status import ClusterStatus
+from deploy.cluster_record import RecordStore
 from deploy.commands.failures import told_in_one_line
 from deploy.commands.options import grace_option, name_option
+from deploy.commands.settling import wait_until_settled
 from deploy.errors import ClusterError
-from deploy.lifecycle import change_cluster, cluster_spec_of, cluster_status
-
-SETTLE_TIMEOUT_S = 600.0
-_POLL_INTERVAL_S = 0.5
+from deploy.lifecycle import change_cluster, cluster_spec_of
 
 
 @click.command()
@@ -46,26 +43,6 @@ def scale(*, prefill: int | None, decode: int | None, mixed: int | None, grace: 
         num_mixed=spec.num_mixed if mixed is None else mixed,
     )
     change_cluster(record, wanted, grace)
-    status = _wait_until_settled(record)
+    status = wait_until_settled(record)
     workers = ", ".join(worker.name for worker in status.workers)
     click.echo(f"{len(status.workers)} workers serve after {time.monotonic() - began_at_s:.0f} s: {workers}")
-
-
-def _wait_until_settled(record: ClusterRecord) -> ClusterStatus:
-    deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
-    told = ""
-    while True:
-        status = cluster_status(record)
-        if status.is_settled:
-            return status
-        if (text := _unsettled(status)) != told:
-            told = text
-            click.echo(text, err=True)
-        if time.monotonic() > deadline_s:
-            raise ClusterError(f"not done after {SETTLE_TIMEOUT_S:.0f} s: {told}")
-        time.sleep(_POLL_INTERVAL_S)
-
-
-def _unsettled(status: ClusterStatus) -> str:
-    waiting = [f"{m.name} {m.report.state.value} {m.report.detail}".strip() for m in status.members if not m.is_ready]
-    return "; ".join(waiting + [f"{name} leaving" for name in status.pending])

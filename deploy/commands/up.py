@@ -1,20 +1,51 @@
 """`baton up`."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
+from deploy.cluster_file import read_cluster_file
 from deploy.cluster_record import ClusterRecord, RecordStore
 from deploy.cluster_spec import DEFAULT_CLUSTER_NAME, DEVICES, NODE_HOST, ClusterSpec
 from deploy.commands.failures import told_in_one_line
-from deploy.commands.options import cluster_spec, dtype_option, model_option, name_option
+from deploy.commands.options import (
+    cluster_spec,
+    dtype_option,
+    grace_option,
+    model_option,
+    name_option,
+    spec_settings,
+)
+from deploy.commands.settling import wait_until_settled
 from deploy.core_assignment import assign_cores
-from deploy.lifecycle import available_cores, start_cluster
+from deploy.errors import ClusterError
+from deploy.lifecycle import available_cores, change_cluster, cluster_spec_of, start_cluster
 from deploy.startup_view import StartupView
 
 
+def _use_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """The file's values become the defaults of the options, which are read after it."""
+    del parameter
+    if path is not None:
+        try:
+            context.default_map = read_cluster_file(path).options()
+        except ClusterError as error:
+            raise click.ClickException(str(error)) from error
+    return path
+
+
 @click.command()
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    callback=_use_file,
+    help="A cluster file; options given beside it win. A cluster that runs already becomes what it says.",
+)
 @click.option("--prefill", type=click.IntRange(min=0), help="Prefill workers. [default: 1, or 0 with --mixed]")
 @click.option("--decode", type=click.IntRange(min=0), help="Decode workers. [default: 1, or 0 with --mixed]")
 @click.option("--mixed", type=click.IntRange(min=0), default=0, help="Workers that do both. [default: 0]")
@@ -29,6 +60,16 @@ from deploy.startup_view import StartupView
     help=f"What servers bind. '{NODE_HOST}': the address of the Ray node where each runs, for several machines; "
     "whoever reaches it can use it.",
 )
+@click.option(
+    "--max-waiting", type=click.IntRange(min=0), default=1024, show_default=True, help="Requests that may wait."
+)
+@click.option(
+    "--recovery-patience-s",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="How long a request that has lost its workers waits for others.",
+)
 @click.option("--cores", type=click.IntRange(min=1), default=1, show_default=True, help="CPU cores per worker.")
 @click.option("--kv-memory-mb", type=click.IntRange(min=0), default=0, help="KV cache per worker. [default: auto]")
 @click.option("--ray-address", default="", metavar="HOST:PORT", help="Join this Ray cluster instead of starting one.")
@@ -39,25 +80,10 @@ from deploy.startup_view import StartupView
     help="Run members only on Ray nodes with this label: KEY=router, prefill, decode or mixed.",
 )
 @click.option("--allow-faults", is_flag=True, help="Let whoever reaches the workers break them. For drills only.")
+@grace_option
 @name_option
 @told_in_one_line
-def up(  # noqa: PLR0913 - one for each option
-    *,
-    prefill: int | None,
-    decode: int | None,
-    mixed: int,
-    model: Path | None,
-    dtype: str,
-    device: str,
-    port: int,
-    host: str,
-    cores: int,
-    kv_memory_mb: int,
-    ray_address: str,
-    role_label: str,
-    allow_faults: bool,
-    name: str,
-) -> None:
+def up(file: Path | None, model: Path | None, ray_address: str, grace: float, **options: Any) -> None:
     """Start a cluster and wait until it serves.
 
     Without options: one router, one prefill and one decode worker on this machine, each worker pinned to one
@@ -69,30 +95,29 @@ def up(  # noqa: PLR0913 - one for each option
       baton up --prefill 2 --decode 3
       baton up --mixed 2                       prefill and decode in the same workers
       baton up --model ~/models/Qwen3-0.6B --dtype float32
+      baton up -f cluster.yaml                 see `baton config example`
       baton up --ray-address HEAD:6379 --host node --role-label baton-role    on several machines
     """
-    default = 0 if mixed else 1
-    spec = cluster_spec(
-        model,
-        num_prefill=default if prefill is None else prefill,
-        num_decode=default if decode is None else decode,
-        num_mixed=mixed,
-        router_port=port,
-        cores_per_worker=cores,
-        kv_memory_bytes=kv_memory_mb << 20,
-        pin_cores=not ray_address,
-        dtype=dtype,
-        device=device,
-        host=host,
-        role_label=role_label,
-        name=name,
-        allow_faults=allow_faults,
-    )
-    record = start_with_view(spec, ray_address)
-    option = "" if name == DEFAULT_CLUSTER_NAME else f" --name {name}"
+    spec = cluster_spec(model, **spec_settings(ray_address=ray_address, **options))
+    if file is not None and spec.name in RecordStore().names():
+        record = RecordStore().load(spec.name)
+        _change(record, spec, grace)
+    else:
+        record = start_with_view(spec, ray_address)
+    option = "" if spec.name == DEFAULT_CLUSTER_NAME else f" --name {spec.name}"
     click.echo(f"{spec.model_name} is ready at {record.router_address}")
     click.echo(f'Try: baton chat{option} | baton generate{option} "Hello" | baton status{option}')
     click.echo(f"Stop it with: baton down{option}")
+
+
+def _change(record: ClusterRecord, spec: ClusterSpec, grace_s: float) -> None:
+    running = cluster_spec_of(record)
+    wanted = replace(spec, router_port=spec.router_port or running.router_port)
+    if wanted == running:
+        click.echo("nothing to change", err=True)
+        return
+    change_cluster(record, wanted, grace_s)
+    wait_until_settled(record)
 
 
 def start_with_view(spec: ClusterSpec, ray_address: str = "") -> ClusterRecord:
