@@ -29,9 +29,8 @@ class WorkerActor:
             return MemberReport(MemberState.FAILED, _describe(error), pid=os.getpid())
         worker = self._start.result()
         if self._process.is_healthy():
-            return MemberReport(MemberState.READY, "", worker.address, worker.epoch, worker.pid)
-        detail = "its engine cannot serve"
-        return MemberReport(MemberState.UNHEALTHY, detail, worker.address, worker.epoch, worker.pid)
+            return _report(MemberState.READY, "", worker)
+        return _report(MemberState.UNHEALTHY, "its engine cannot serve", worker)
 
     async def stop(self, grace_s: float) -> None:
         """Ends the worker, giving running requests `grace_s` seconds."""
@@ -63,7 +62,9 @@ class RouterActor:
         if (error := self._start.exception()) is not None:
             return MemberReport(MemberState.FAILED, _describe(error), pid=os.getpid())
         state = MemberState.READY if self._server.ready else MemberState.WAITING
-        return MemberReport(state, "", self._start.result(), pid=os.getpid())
+        return MemberReport(
+            state, "", self._start.result(), pid=os.getpid(), metrics_address=self._server.metrics_address
+        )
 
     async def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
         """Tells it all workers there are now."""
@@ -80,6 +81,10 @@ class RouterActor:
 
         self._server = RouterServer()
         return await self._server.start(RouterSpec(**{**settings, "host": _address(settings["host"])}))
+
+
+def _report(state: MemberState, detail: str, worker: WorkerAddress) -> MemberReport:
+    return MemberReport(state, detail, worker.address, worker.epoch, worker.pid, worker.metrics_address)
 
 
 def _address(host: str) -> str:

@@ -32,11 +32,19 @@ class WorkersSection(_Section):
 
 
 class RouterSection(_Section):
-    """The router. `port` 0 is any free one."""
+    """The router. Ports of 0 are any free ones; at `metrics_port` Prometheus finds all processes too."""
 
     port: int = Field(default=0, ge=0, le=65535)
+    metrics_port: int = Field(default=0, ge=0, le=65535)
     max_waiting: int = Field(default=1024, ge=0)
     recovery_patience_s: float = Field(default=30.0, ge=0)
+
+
+class SloSection(_Section):
+    """What answers should stay below, in seconds, for metrics; 0 is no target."""
+
+    ttft_s: float = Field(default=0.0, ge=0)
+    tpot_s: float = Field(default=0.0, ge=0)
 
 
 class RaySection(_Section):
@@ -58,6 +66,7 @@ class ClusterFile(_Section):
     model: ModelSection = ModelSection()
     workers: WorkersSection = WorkersSection()
     router: RouterSection = RouterSection()
+    slo: SloSection = SloSection()
     ray: RaySection = RaySection()
 
     def options(self) -> dict[str, Any]:
@@ -66,6 +75,8 @@ class ClusterFile(_Section):
             "name": self.name,
             **self.workers.model_dump(),
             **self.router.model_dump(),
+            "slo_ttft_s": self.slo.ttft_s,
+            "slo_tpot_s": self.slo.tpot_s,
             "model": self.model.path or None,
             "dtype": self.model.dtype,
             "device": self.model.device,

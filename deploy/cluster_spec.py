@@ -28,8 +28,9 @@ class ClusterSpec:
     With `pin_cores` each worker is pinned to cores of its own; without, Ray counts `cores_per_worker` CPUs
     for it, and in any case a GPU if `device` is cuda. `host` is what servers bind, NODE_HOST for members on several
     machines. With a `role_label` a member runs only on Ray nodes that have this label with its role (router, prefill,
-    decode or mixed) as the value. `max_waiting` requests may wait in the router, and one that lost its workers waits
-    `recovery_patience_s` for others. Raises ClusterSpecError.
+    decode or mixed) as the value. `metrics_port` is the router's, 0 any free one; workers take free ones. Answers are
+    counted against the targets `slo_ttft_s` and `slo_tpot_s`, 0 is none. `max_waiting` requests may wait in the router,
+    and one that lost its workers waits `recovery_patience_s` for others. Raises ClusterSpecError.
     """
 
     model_dir: str
@@ -49,6 +50,9 @@ class ClusterSpec:
     allow_faults: bool = False
     max_waiting: int = 1024
     recovery_patience_s: float = 30.0
+    metrics_port: int = 0
+    slo_ttft_s: float = 0.0
+    slo_tpot_s: float = 0.0
 
     def __post_init__(self) -> None:
         if problem := self._name_problem() or self._size_problem() or self._option_problem():
@@ -91,6 +95,9 @@ class ClusterSpec:
             "port": self.router_port,
             "max_waiting": self.max_waiting,
             "recovery_patience_s": self.recovery_patience_s,
+            "metrics_port": self.metrics_port,
+            "slo_ttft_s": self.slo_ttft_s,
+            "slo_tpot_s": self.slo_tpot_s,
         }
 
     def change_problem(self, running: "ClusterSpec") -> str:
@@ -126,12 +133,17 @@ class ClusterSpec:
             return f"device {self.device!r}: use {' or '.join(DEVICES)}"
         if self.pin_cores and (self.host == NODE_HOST or self.role_label):
             return "workers on several nodes cannot be pinned to cores of this machine: join a Ray with --ray-address"
-        if not 0 <= self.router_port <= 65535:
-            return f"router port {self.router_port}: use 0 for any free port, or 1 to 65535"
+        if bad := [port for port in (self.router_port, self.metrics_port) if not 0 <= port <= 65535]:
+            return f"port {bad[0]}: use 0 for any free one, or 1 to 65535"
         if self.cores_per_worker < 1:
             return f"{self.cores_per_worker} cores per worker: use 1 or more"
-        if self.max_waiting < 0 or self.recovery_patience_s < 0:
-            return f"{self.max_waiting} waiting requests, {self.recovery_patience_s} s of patience: use 0 or more"
         if self.kv_memory_bytes < 0:
             return f"{self.kv_memory_bytes} bytes of KV memory: use 0 for automatic, or more"
+        return self._limit_problem()
+
+    def _limit_problem(self) -> str:
+        if self.max_waiting < 0 or self.recovery_patience_s < 0:
+            return f"{self.max_waiting} waiting requests, {self.recovery_patience_s} s of patience: use 0 or more"
+        if min(self.slo_ttft_s, self.slo_tpot_s) < 0:
+            return f"targets of {self.slo_ttft_s} s and {self.slo_tpot_s} s: use 0 for none, or more"
         return ""

@@ -23,7 +23,7 @@ class MemberState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """An actor's answer to a heartbeat. `address` (host:port) and `epoch` are set once it is ready.
+    """An actor's answer to a heartbeat. `address`, `metrics_address` (host:port) and `epoch` are set once it is ready.
 
     `pid` is its process, on the machine that calls itself `hostname`.
     """
@@ -33,6 +33,7 @@ class MemberReport:
     address: str = ""
     epoch: str = ""
     pid: int = 0
+    metrics_address: str = ""
     hostname: str = field(default_factory=socket.gethostname)
 
 

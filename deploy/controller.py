@@ -140,7 +140,7 @@ class Controller:
 
     def _addresses(self) -> list[WorkerAddress]:
         return [
-            WorkerAddress(status.name, status.role, report.address, report.epoch, report.pid)
+            WorkerAddress(status.name, status.role, report.address, report.epoch, report.pid, report.metrics_address)
             for status in (worker.status for worker in self._workers)
             if (report := status.report).address
         ]

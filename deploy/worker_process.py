@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,7 @@ from platformdirs import user_cache_path
 
 from baton import channel
 from baton.error_interceptor import ErrorInterceptor
+from baton.metrics import MetricsServer
 from baton.v1 import fault_pb2_grpc, kv_transfer_pb2_grpc, worker_pb2, worker_pb2_grpc
 from decode_worker.handoffs import Handoffs
 from decode_worker.push_service import PushServicer
@@ -28,6 +30,7 @@ from worker.fault_points import NO_FAULTS
 from worker.fault_service import FaultServicer
 from worker.host import WorkerConfig, WorkerHost, load_worker
 from worker.state_feed import StateFeed
+from worker.worker_metrics import MeteredRunner, WorkerCollector, worker_instruments
 from worker.worker_service import LandingCounts, WorkerServicer
 
 STALL_LIMIT_S = 60.0  # a step that takes longer is stuck
@@ -53,12 +56,16 @@ class WorkerProcess:
         """Loads the model and serves. `on_progress` gets a phrase a phase, from another thread."""
         _take_cores(spec.cores)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        host = await asyncio.to_thread(load_worker, _config(spec), StateFeed(), on_progress)
+        instruments = worker_instruments()
+        metered = partial(MeteredRunner, instruments=instruments)
+        host = await asyncio.to_thread(load_worker, _config(spec), StateFeed(), on_progress, metered)
         self._host, self._peers = host, Peers()
         on_progress("starting services")
         self._server = channel.server([ErrorInterceptor()])
         faults = InjectedFaults() if spec.allow_faults else None
-        handoffs, names = self._add_services(host, self._server, faults)
+        handoffs, names, landing = self._add_services(host, self._server, faults)
+        instruments.registry.register(WorkerCollector(_info(spec, host), host.engine.load, landing))
+        self._metrics = MetricsServer(instruments.registry, spec.host, spec.metrics_port)
         self._health: health.aio.HealthServicer = await channel.add_health_and_reflection(self._server, names)
         handoffs.address = f"{spec.host}:{channel.bind(self._server, 0, host=spec.host)}"
         host.engine.start()
@@ -66,7 +73,7 @@ class WorkerProcess:
         for name in names:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._is_ready = True
-        return WorkerAddress(spec.name, spec.role, handoffs.address, host.epoch, os.getpid())
+        return WorkerAddress(spec.name, spec.role, handoffs.address, host.epoch, os.getpid(), self._metrics.address)
 
     def is_healthy(self) -> bool:
         """Whether the engine makes progress, or has nothing to do."""
@@ -87,12 +94,13 @@ class WorkerProcess:
         for close in self._closing:
             await close()
         await self._peers.close()
+        await asyncio.to_thread(self._metrics.stop)
         self._host.state.close()
         await asyncio.to_thread(self._host.engine.stop, ENGINE_STOP_TIMEOUT_S)
 
     def _add_services(
         self, host: WorkerHost, server: grpc.aio.Server, injected: InjectedFaults | None
-    ) -> tuple[Handoffs, list[str]]:
+    ) -> tuple[Handoffs, list[str], Callable[[], LandingCounts]]:
         faults = injected or NO_FAULTS
         sink = LandingSink(host.epoch, host.kv_pool)
         handoffs = Handoffs(host, sink)
@@ -117,7 +125,11 @@ class WorkerProcess:
             fault = FaultServicer(host, injected)
             fault_pb2_grpc.add_FaultServiceServicer_to_server(fault, server)  # type: ignore[no-untyped-call]
             services.append("FaultService")
-        return handoffs, [f"{worker_pb2.DESCRIPTOR.package}.{name}" for name in services]
+        return handoffs, [f"{worker_pb2.DESCRIPTOR.package}.{name}" for name in services], landing
+
+
+def _info(spec: WorkerSpec, host: WorkerHost) -> tuple[str, ...]:
+    return spec.name, spec.role, host.epoch, spec.dtype, str(spec.block_size), str(host.num_blocks)
 
 
 def _config(spec: WorkerSpec) -> WorkerConfig:

@@ -9,7 +9,7 @@ class WorkerSpec:
     """One worker: `role` is prefill, decode or mixed; `kv_memory_bytes` 0 leaves the amount to the worker.
 
     `cores` are the CPU cores it is pinned to; none: not pinned. `block_size` is in tokens. With `allow_faults` whoever
-    reaches the worker may break it, for drills.
+    reaches the worker may break it, for drills. `metrics_port` 0 is any free one.
     """
 
     name: str
@@ -25,6 +25,7 @@ class WorkerSpec:
     max_step_tokens: int = 512
     max_batch_sequences: int = 32
     allow_faults: bool = False
+    metrics_port: int = 0
 
     @property
     def digest(self) -> str:
@@ -35,10 +36,11 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """One life of a worker: `address` is host:port, `epoch` is new in each life."""
+    """One life of a worker: `address` and `metrics_address` are host:port, `epoch` is new in each life."""
 
     name: str
     role: str
     address: str
     epoch: str
     pid: int
+    metrics_address: str = ""

@@ -49,7 +49,7 @@ class CircuitBreaker:
 
     def blocked(self, now_s: float) -> list[Hashable]:
         """All keys that nothing may be sent to now."""
-        return [key for key in self._circuits if not self.allows(key, now_s)]
+        return [key for key in list(self._circuits) if not self.allows(key, now_s)]
 
     def note_sent(self, key: Hashable) -> None:
         """A request was sent there; if the circuit is half-open, it is the trial."""

@@ -36,6 +36,16 @@ class WorkerAddress(Protocol):
         """host:port."""
         ...
 
+    @property
+    def role(self) -> str:
+        """prefill, decode or mixed."""
+        ...
+
+    @property
+    def metrics_address(self) -> str:
+        """host:port of its /metrics; empty if it has none."""
+        ...
+
 
 @dataclass(eq=False, slots=True)
 class Assignment:
@@ -140,6 +150,19 @@ class Membership:
     def blocked_pairs(self) -> frozenset[tuple[str, str]]:
         """Pairs (prefill, decode) whose circuits are open."""
         return frozenset(key for key in self.breaker.blocked(time.monotonic()) if isinstance(key, tuple))
+
+    def workers_up(self) -> dict[str, bool]:
+        """All workers by name, and whether requests may be sent there. From any thread."""
+        now_s = time.monotonic()
+        return {
+            member.name: state is not None and state.is_ready and self.breaker.allows(member.name, now_s)
+            for member in list(self._members.values())
+            for state in (member.state,)
+        }
+
+    def num_circuits_open(self) -> int:
+        """Workers and pairs that are left out now. From any thread."""
+        return len(self.breaker.blocked(time.monotonic()))
 
     def infos(self) -> list[worker_pb2.GetWorkerInfoResponse]:
         """Identities of the workers that are reachable."""

@@ -19,11 +19,13 @@ class Outcome:
     arrived_at: float
     reason: request_pb2.FinishReason = request_pb2.FINISH_REASON_UNSPECIFIED
     stop_token_id: int | None = None
+    num_prompt_tokens: int = 0
     num_tokens: int = 0
     prefill_cached_tokens: int = 0
     decode_cached_tokens: int = 0
     timeline: request_pb2.Timeline = field(default_factory=request_pb2.Timeline)
     committed_at: float | None = None
+    recoveries: list[BatonError] = field(default_factory=list)
 
     def since_arrival_s(self) -> float:
         """Seconds since the request arrived."""
@@ -80,6 +82,7 @@ class Outcome:
 
     def note_recovery(self, error: BatonError) -> None:
         """Other workers must go on, because of `error`."""
+        self.recoveries.append(error)
         self.timeline.num_recoveries += 1
         self.timeline.recovery_reason = cut(f"{error.reason}: {error.message}", MAX_REASON_BYTES)
 

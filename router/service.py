@@ -19,6 +19,7 @@ from router.dispatch import Dispatcher
 from router.membership import Membership
 from router.outcome import Outcome
 from router.reply import CLIENT_STALL_LIMIT_S, Reply
+from router.router_metrics import RouterMetrics
 from router.running_requests import RunningRequest, RunningRequests
 from router.validation import Defaults, Limits, PromptRequest, check_fields, tokenize
 
@@ -40,9 +41,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         codec: TextCodec,
         membership: Membership,
         dispatcher: Dispatcher,
+        metrics: RouterMetrics,
         client_stall_limit_s: float = CLIENT_STALL_LIMIT_S,
     ) -> None:
         """A client that takes nothing of its answer for `client_stall_limit_s` loses it, see `Reply`."""
+        self._metrics = metrics
         self._model = model
         self._codec = codec
         self._membership = membership
@@ -54,6 +57,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: inference_pb2.GenerateRequest, context: _Context) -> None:  # noqa: N802
         """See the proto."""
         outcome = Outcome(time.monotonic())
+        self._metrics.note_arrival()
+        error: BaseException | None = None
+        try:
+            await self._answer(request, context, outcome)
+        except BaseException as ended:
+            error = ended
+            raise
+        finally:
+            self._metrics.note_end(outcome, error)
+
+    async def _answer(self, request: inference_pb2.GenerateRequest, context: _Context, outcome: Outcome) -> None:
         timeout_s = _timeout_s(context)
         check_fields(request, model=self._model, vocab_size=self._codec.vocab_size, limits=self._limits())
         self._dispatcher.check_room()
@@ -112,6 +126,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             with running:
                 async with asyncio.timeout_at(deadline_at):
                     prompt = await self._tokenized(request, running.request_id)
+                    outcome.num_prompt_tokens = len(prompt.token_ids)
                     await self._dispatch(prompt, outcome, deadline_at, reply)
                     return prompt
         except TimeoutError:
@@ -139,9 +154,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def _dispatch(self, prompt: PromptRequest, outcome: Outcome, deadline_at: float, reply: Reply) -> None:
         detokenizer = self._codec.detokenizer()
         info: inference_pb2.PromptInfo | None = inference_pb2.PromptInfo(num_prompt_tokens=len(prompt.token_ids))
+        meter = self._metrics.token_meter()
         try:
             async with aclosing(self._dispatcher.run(prompt, outcome, deadline_at)) as deltas:
                 async for token_ids in deltas:
+                    meter.note(len(token_ids), time.monotonic())
                     # A stop token is counted, and told as a token, but is no part of the text.
                     text = detokenizer.push(t for t in token_ids if t not in prompt.sampling.stop_token_ids)
                     reply.add(inference_pb2.GenerateResponse(prompt_info=info, text=text, token_ids=token_ids))

@@ -10,7 +10,7 @@ import torch
 
 from engine import native_kernels
 from engine.block_pool import BlockPool
-from engine.engine import Engine
+from engine.engine import Engine, StepRunner
 from engine.kv_cache import KvShape
 from engine.model import load_model
 from engine.model_store import model_fingerprint
@@ -81,8 +81,16 @@ class WorkerHost:
     state: StateFeed
 
 
-def load_worker(config: WorkerConfig, state: StateFeed, on_progress: Callable[[str], None]) -> WorkerHost:
-    """Loads the model and allocates the KV blocks. Blocking: seconds. `on_progress` gets a phrase a phase."""
+def load_worker(
+    config: WorkerConfig,
+    state: StateFeed,
+    on_progress: Callable[[str], None],
+    metered: Callable[[StepRunner], StepRunner] = lambda runner: runner,
+) -> WorkerHost:
+    """Loads the model and allocates the KV blocks. Blocking: seconds. `on_progress` gets a phrase a phase.
+
+    `metered` may wrap what runs the steps.
+    """
     device = torch.device(config.device)
     on_progress("preparing kernels")
     kernels = native_kernels.load(config.kernel_cache_dir) if device.type == "cpu" else None
@@ -107,7 +115,7 @@ def load_worker(config: WorkerConfig, state: StateFeed, on_progress: Callable[[s
     return WorkerHost(
         config=config,
         epoch=secrets.token_hex(8),
-        engine=Engine(runner, scheduler, state.notify),
+        engine=Engine(metered(runner), scheduler, state.notify),
         kv_pool=KvPool(runner.kv, layout),
         fingerprint=fingerprint,
         num_blocks=num_blocks,

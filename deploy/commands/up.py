@@ -70,6 +70,9 @@ def _use_file(context: click.Context, parameter: click.Parameter, path: Path | N
     show_default=True,
     help="How long a request that has lost its workers waits for others.",
 )
+@click.option("--metrics-port", type=int, default=0, help="The router's /metrics. [default: any free one]")
+@click.option("--slo-ttft-s", type=click.FloatRange(min=0), default=0.0, help="Target for TTFT. [default: none]")
+@click.option("--slo-tpot-s", type=click.FloatRange(min=0), default=0.0, help="Target for TPOT. [default: none]")
 @click.option("--cores", type=click.IntRange(min=1), default=1, show_default=True, help="CPU cores per worker.")
 @click.option("--kv-memory-mb", type=click.IntRange(min=0), default=0, help="KV cache per worker. [default: auto]")
 @click.option("--ray-address", default="", metavar="HOST:PORT", help="Join this Ray cluster instead of starting one.")

@@ -31,7 +31,8 @@ def test_all_of_it_reaches_the_spec(tmp_path: Path) -> None:
     name: fleet
     model: {path: /models/m, dtype: float32, device: cuda}
     workers: {prefill: 2, decode: 3, mixed: 1, cores: 4, kv_memory_mb: 256}
-    router: {port: 5000, max_waiting: 7, recovery_patience_s: 1.5}
+    router: {port: 5000, metrics_port: 5001, max_waiting: 7, recovery_patience_s: 1.5}
+    slo: {ttft_s: 0.5, tpot_s: 0.05}
     ray: {address: "head:6379", host: node, role_label: baton-role}
     """
     file = read(tmp_path, text)
@@ -53,13 +54,16 @@ def test_all_of_it_reaches_the_spec(tmp_path: Path) -> None:
         pin_cores=False,
         max_waiting=7,
         recovery_patience_s=1.5,
+        metrics_port=5001,
+        slo_ttft_s=0.5,
+        slo_tpot_s=0.05,
     )
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("worker: {}", "worker is not known; there are name, model, workers, router, ray"),
+        ("worker: {}", "worker is not known; there are name, model, workers, router, slo, ray"),
         ("workers: {prefil: 2}", "workers.prefil is not known; there are prefill, decode, mixed, cores, kv_memory_mb"),
         ("workers: {prefill: -1}", "workers.prefill is -1"),
         ("workers: {prefill: two}", "workers.prefill is 'two'"),

@@ -38,6 +38,8 @@ ROLES = {"prefill": worker_pb2.ROLE_PREFILL, "decode": worker_pb2.ROLE_DECODE, "
 class Address:
     name: str
     address: str
+    role: str = "decode"
+    metrics_address: str = ""
 
 
 class ScriptedWorker(
@@ -323,3 +325,12 @@ async def start_router(model_dir, eventually):
     for router, client in opened:
         await client.close()
         await router.stop(grace_s=0)
+
+
+@pytest.fixture
+def outcome_of_an_answer():
+    """Of a whole answer of 5 tokens."""
+    outcome = Outcome(time.monotonic(), reason=request_pb2.FINISH_REASON_STOP, num_prompt_tokens=7, num_tokens=5)
+    outcome.timeline.path = request_pb2.PATH_DISAGGREGATED
+    outcome.timeline.ttft_s, outcome.timeline.e2e_s = 0.5, 0.9
+    return outcome

@@ -19,6 +19,7 @@ from baton.errors import (
 )
 from baton.v1 import inference_pb2, inference_pb2_grpc, request_pb2, worker_pb2
 from engine.text_codec import TextCodec
+from router.router_metrics import RouterMetrics
 from router.service import MAX_TOKENIZING, InferenceServicer
 
 DEF = 33203  # " DEF"
@@ -450,7 +451,9 @@ async def burst(pair, membership, follow, make_dispatcher, model_dir, eventually
         await follow(*pair)
         pair[1].report(num_free_blocks=0)
         await eventually(lambda: membership.member("decode-0").view().num_free_blocks == 0)
-        servicer = InferenceServicer("tiny", TextCodec.from_directory(model_dir), membership, make_dispatcher())
+        servicer = InferenceServicer(
+            "tiny", TextCodec.from_directory(model_dir), membership, make_dispatcher(), RouterMetrics()
+        )
         stopping = request_pb2.StoppingCriteria(max_tokens=2)
         request = inference_pb2.GenerateRequest(text="Hi", stopping=stopping)
         tasks.extend(asyncio.create_task(servicer.Generate(request, CallInMemory())) for _ in range(count))

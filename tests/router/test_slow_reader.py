@@ -16,6 +16,7 @@ from baton.errors import InvalidRequest, from_rpc_error
 from baton.v1 import inference_pb2, inference_pb2_grpc, request_pb2
 from engine.text_codec import TextCodec
 from router.reply import MAX_JOINED_TOKENS
+from router.router_metrics import RouterMetrics
 from router.service import InferenceServicer
 
 WINDOW_BYTES = 64
@@ -41,7 +42,9 @@ async def start(membership, make_dispatcher, follow, workers, model_dir):
     async def start(client_stall_limit_s=60.0):
         await follow(*workers)
         codec = TextCodec.from_directory(model_dir)
-        servicer = InferenceServicer("tiny", codec, membership, make_dispatcher(), client_stall_limit_s)
+        servicer = InferenceServicer(
+            "tiny", codec, membership, make_dispatcher(), RouterMetrics(), client_stall_limit_s
+        )
         server = channel.server([ErrorInterceptor()])
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
         port = channel.bind(server, 0)

@@ -107,6 +107,8 @@ class SlowPool(KvPool):
 class Address:
     name: str
     address: str
+    role: str = "decode"
+    metrics_address: str = ""
 
 
 class Worker:
