@@ -48,6 +48,10 @@ generate = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_o
 proto: $(STAMP) ## Generate the stubs in baton/v1
 	@$(call generate,.)
 
+.PHONY: dashboards
+dashboards: $(STAMP) ## Write the Grafana dashboards from their description
+	@$(BIN)/python -m deploy.dashboards
+
 .PHONY: bench
 bench: $(STAMP) ## Measure the bars: each a ratio in one run on this machine
 	@$(BIN)/python -m bench.bars $(ARGS)

@@ -41,6 +41,8 @@ def status(*, as_json: bool, name: str) -> None:
             console.width = _PIPE_WIDTH
         console.print(f"{cluster.model_name}, cluster {cluster.name!r}", highlight=False)
         console.print(_as_table(cluster, loads))
+        if metrics := cluster.router.report.metrics_address:
+            console.print(f"metrics: http://{metrics}/metrics, of all: http://{metrics}/sd/prometheus", highlight=False)
     if not cluster.is_ready:
         raise SystemExit(1)
 
@@ -88,6 +90,7 @@ def _member(member: MemberStatus) -> dict[str, object]:
         "detail": member.report.detail,
         "pid": member.report.pid,
         "address": member.report.address,
+        "metrics_address": member.report.metrics_address,
         "epoch": member.report.epoch,
         "num_restarts": member.num_restarts,
     }

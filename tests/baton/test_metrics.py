@@ -2,6 +2,7 @@ import json
 import re
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -9,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.metric_table import ROUTER_METRICS, WORKER_METRICS, Kind, Metric
 from baton.metrics import DISCOVERY_PATH, Instruments, MetricsServer
 
+METRICS_DOCUMENT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 TABLE = (
     Metric("test_things_total", Kind.COUNTER, "Things.", ("kind",)),
     Metric("test_level", Kind.GAUGE, "A level."),
@@ -90,3 +92,15 @@ def test_names_follow_the_rules_of_prometheus(metric):
 def test_names_are_unique():
     names = [metric.name for metric in (*ROUTER_METRICS, *WORKER_METRICS)]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("metric", [*ROUTER_METRICS, *WORKER_METRICS], ids=lambda metric: metric.name)
+def test_the_document_has_the_same_table(metric):
+    row = f"| `{metric.name}` | {metric.kind.value} | {', '.join(metric.labels)} | {metric.help} |"
+    assert row in METRICS_DOCUMENT.splitlines()
+
+
+def test_the_documents_queries_use_metrics_that_there_are():
+    suffixes = ("", "_sum", "_count", "_bucket")
+    known = {metric.name + suffix for metric in (*ROUTER_METRICS, *WORKER_METRICS) for suffix in suffixes}
+    assert set(re.findall(r"baton_[a-z0-9_]+", METRICS_DOCUMENT)) <= known
