@@ -10,14 +10,16 @@ import ray
 
 from deploy.cluster_spec import NODE_HOST
 from deploy.cluster_status import MemberReport, MemberState
+from deploy.process_logging import log_to_stderr
 from deploy.worker_spec import WorkerAddress, WorkerSpec
 
 
 class WorkerActor:
     """Hosts one worker. The start runs in the background, so that heartbeats are answered meanwhile."""
 
-    async def begin(self, spec: WorkerSpec) -> None:
+    async def begin(self, spec: WorkerSpec, log_format: str) -> None:
         """Begins to start the worker; to be called once, before anything else."""
+        log_to_stderr(spec.name, log_format)
         self._detail = "starting"
         self._start = asyncio.create_task(self._run(spec))
 
@@ -51,8 +53,9 @@ class WorkerActor:
 class RouterActor:
     """Hosts one router."""
 
-    async def begin(self, settings: Mapping[str, Any]) -> None:
+    async def begin(self, settings: Mapping[str, Any], log_format: str) -> None:
         """Begins to start the router; to be called once, before anything else. `settings` are those of RouterSpec."""
+        log_to_stderr("router", log_format)
         self._start = asyncio.create_task(self._run(settings))
 
     async def report(self) -> MemberReport:

@@ -63,6 +63,7 @@ class ClusterFile(_Section):
     """A cluster file."""
 
     name: str = "baton"
+    log_format: Literal["text", "json"] = "text"
     model: ModelSection = ModelSection()
     workers: WorkersSection = WorkersSection()
     router: RouterSection = RouterSection()
@@ -73,6 +74,7 @@ class ClusterFile(_Section):
         """What it says, by option of `baton up`."""
         return {
             "name": self.name,
+            "log_format": self.log_format,
             **self.workers.model_dump(),
             **self.router.model_dump(),
             "slo_ttft_s": self.slo.ttft_s,

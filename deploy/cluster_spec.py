@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from deploy.core_assignment import assign_cores
 from deploy.errors import ClusterError
+from deploy.process_logging import LOG_FORMATS
 from deploy.worker_spec import WorkerSpec
 
 DEFAULT_CLUSTER_NAME = "baton"
@@ -30,7 +31,8 @@ class ClusterSpec:
     machines. With a `role_label` a member runs only on Ray nodes that have this label with its role (router, prefill,
     decode or mixed) as the value. `metrics_port` is the router's, 0 any free one; workers take free ones. Answers are
     counted against the targets `slo_ttft_s` and `slo_tpot_s`, 0 is none. `max_waiting` requests may wait in the router,
-    and one that lost its workers waits `recovery_patience_s` for others. Raises ClusterSpecError.
+    and one that lost its workers waits `recovery_patience_s` for others. `log_format` is text or json. Raises
+    ClusterSpecError.
     """
 
     model_dir: str
@@ -53,6 +55,7 @@ class ClusterSpec:
     metrics_port: int = 0
     slo_ttft_s: float = 0.0
     slo_tpot_s: float = 0.0
+    log_format: str = "text"
 
     def __post_init__(self) -> None:
         if problem := self._name_problem() or self._size_problem() or self._option_problem():
@@ -139,6 +142,8 @@ class ClusterSpec:
             return f"{self.cores_per_worker} cores per worker: use 1 or more"
         if self.kv_memory_bytes < 0:
             return f"{self.kv_memory_bytes} bytes of KV memory: use 0 for automatic, or more"
+        if self.log_format not in LOG_FORMATS:
+            return f"log format {self.log_format!r}: use {' or '.join(LOG_FORMATS)}"
         return self._limit_problem()
 
     def _limit_problem(self) -> str:

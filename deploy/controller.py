@@ -13,6 +13,7 @@ from deploy.actors import RouterActor, WorkerActor
 from deploy.cluster_spec import ClusterSpec
 from deploy.cluster_status import ClusterStatus, MemberReport, MemberState, MemberStatus
 from deploy.member_actors import Found, Place
+from deploy.process_logging import log_to_stderr
 from deploy.supervisor import Supervisor, end_actor
 from deploy.worker_spec import WorkerAddress, WorkerSpec
 
@@ -42,6 +43,7 @@ class Controller:
 
         Workers that must leave give their requests `grace_s` seconds.
         """
+        log_to_stderr("controller", spec.log_format)
         self._spec = spec
         self._incarnation = incarnation
         self._grace_s = grace_s
@@ -155,11 +157,11 @@ class Controller:
 
     def _create_router(self) -> tuple[Any, Any]:
         actor = member_actors.make(RouterActor, self._prefix("router"), "", self._place("router"))
-        return actor, actor.begin.remote(self._spec.router_settings())
+        return actor, actor.begin.remote(self._spec.router_settings(), self._spec.log_format)
 
     def _create_worker(self, spec: WorkerSpec) -> tuple[Any, Any]:
         actor = member_actors.make(WorkerActor, self._prefix(spec.name), spec.digest, self._place(spec.role))
-        return actor, actor.begin.remote(spec)
+        return actor, actor.begin.remote(spec, self._spec.log_format)
 
     def _prefix(self, member: str) -> str:
         return f"{self._spec.name}/{self._incarnation}/{member}"

@@ -23,6 +23,7 @@ from deploy.commands.settling import wait_until_settled
 from deploy.core_assignment import assign_cores
 from deploy.errors import ClusterError
 from deploy.lifecycle import available_cores, change_cluster, cluster_spec_of, start_cluster
+from deploy.process_logging import LOG_FORMATS
 from deploy.startup_view import StartupView
 
 
@@ -81,6 +82,9 @@ def _use_file(context: click.Context, parameter: click.Parameter, path: Path | N
     default="",
     metavar="KEY",
     help="Run members only on Ray nodes with this label: KEY=router, prefill, decode or mixed.",
+)
+@click.option(
+    "--log-format", type=click.Choice(LOG_FORMATS), default="text", show_default=True, help="Of all processes."
 )
 @click.option("--allow-faults", is_flag=True, help="Let whoever reaches the workers break them. For drills only.")
 @grace_option

@@ -29,6 +29,7 @@ def test_an_empty_file_is_the_default_cluster(tmp_path: Path) -> None:
 def test_all_of_it_reaches_the_spec(tmp_path: Path) -> None:
     text = """
     name: fleet
+    log_format: json
     model: {path: /models/m, dtype: float32, device: cuda}
     workers: {prefill: 2, decode: 3, mixed: 1, cores: 4, kv_memory_mb: 256}
     router: {port: 5000, metrics_port: 5001, max_waiting: 7, recovery_patience_s: 1.5}
@@ -41,6 +42,7 @@ def test_all_of_it_reaches_the_spec(tmp_path: Path) -> None:
         "",
         "",
         name="fleet",
+        log_format="json",
         num_prefill=2,
         num_decode=3,
         num_mixed=1,
@@ -63,7 +65,7 @@ def test_all_of_it_reaches_the_spec(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("worker: {}", "worker is not known; there are name, model, workers, router, slo, ray"),
+        ("worker: {}", "worker is not known; there are name, log_format, model, workers, router, slo, ray"),
         ("workers: {prefil: 2}", "workers.prefil is not known; there are prefill, decode, mixed, cores, kv_memory_mb"),
         ("workers: {prefill: -1}", "workers.prefill is -1"),
         ("workers: {prefill: two}", "workers.prefill is 'two'"),
