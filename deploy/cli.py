@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "up": LazyCommand("deploy.commands.up:up", "Start a cluster and wait until it serves."),
     "down": LazyCommand("deploy.commands.down:down", "Stop a cluster; nothing of it is left."),
     "status": LazyCommand("deploy.commands.status:status", "Show the router and every worker."),
+    "top": LazyCommand("deploy.commands.top:top", "Watch a cluster live."),
     "restart": LazyCommand("deploy.commands.restart:restart", "Replace workers one after the other; streams go on."),
     "scale": LazyCommand("deploy.commands.scale:scale", "Add workers, or let some leave; streams go on."),
     "config": LazyCommand("deploy.commands.config:config", "Check a cluster file, or print an example."),
