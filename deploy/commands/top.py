@@ -23,6 +23,7 @@ from deploy.scraped import Change, Scrape, bar, seconds
 _TIMEOUT_S = 2.0
 _BAR_WIDTH = 20
 _PIPE_WIDTH = 140
+_COLUMNS = ("worker", "role", "", "running", "waiting", "reserved", "KV blocks held", "step", "tokens/s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,9 @@ def _router(change: Change) -> Table:
     table = Table.grid(padding=(0, 3))
     ttft, itl = "baton_time_to_first_token_seconds", "baton_inter_token_latency_seconds"
     now = change.after
+    num_running, num_waiting = now.total("baton_requests_running"), now.total("baton_requests_waiting")
     table.add_row(
-        f"requests {now.total('baton_requests_running'):.0f} running, {now.total('baton_requests_waiting'):.0f} waiting",
+        f"requests {num_running:.0f} running, {num_waiting:.0f} waiting",
         f"{change.rate('baton_requests_total', status='ok'):.1f} answers/s",
         f"{change.rate('baton_generation_tokens_total'):.0f} tokens/s",
     )
@@ -103,9 +105,7 @@ def _router(change: Change) -> Table:
 
 
 def _workers(workers: Mapping[Target, Change], router: Change | None) -> Table:
-    table = Table(
-        "worker", "role", "", "running", "waiting", "reserved", "KV blocks held", "step", "tokens/s", box=None
-    )
+    table = Table(*_COLUMNS, box=None)
     up = router.after.by("baton_worker_up", "worker") if router is not None else {}
     for target, change in sorted(workers.items(), key=lambda item: item[0].worker):
         now = change.after
