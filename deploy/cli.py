@@ -26,6 +26,7 @@ First steps:
 COMMANDS: Mapping[str, LazyCommand] = {
     "up": LazyCommand("deploy.commands.up:up", "Start a cluster and wait until it serves."),
     "down": LazyCommand("deploy.commands.down:down", "Stop a cluster; nothing of it is left."),
+    "attach": LazyCommand("deploy.commands.attach:attach", "Make a cluster known that was started elsewhere."),
     "status": LazyCommand("deploy.commands.status:status", "Show the router and every worker."),
     "top": LazyCommand("deploy.commands.top:top", "Watch a cluster live."),
     "restart": LazyCommand("deploy.commands.restart:restart", "Replace workers one after the other; streams go on."),

@@ -52,6 +52,23 @@ def start_cluster(
     return record
 
 
+def attach_cluster(name: str, ray_address: str, store: RecordStore) -> ClusterRecord | None:
+    """Takes up a cluster that was started elsewhere on the Ray at this address; None if there is none of that name.
+
+    Raises ClusterError if this machine knows another one by this name, or no Ray answers.
+    """
+    record = ClusterRecord(name, ray_address)
+    with _session(record) as session:
+        if not session.has_controller(name):
+            return None
+        status: ClusterStatus = session.controller_status(name)
+    if not status.router.report.address:
+        raise ClusterError(f"cluster {name!r} is still starting: its router has no address yet")
+    record = replace(record, router_address=status.router.report.address)
+    store.create(record)
+    return record
+
+
 def stop_cluster(record: ClusterRecord, store: RecordStore, *, grace_s: float) -> None:
     """Ends a cluster, with `grace_s` seconds for running requests, and forgets it.
 

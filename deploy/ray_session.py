@@ -100,6 +100,11 @@ def _create_controller(spec: ClusterSpec, available_cores: Sequence[int], incarn
     ray.remote(Controller).options(**options).remote(spec, available_cores, incarnation, grace_s)
 
 
+def has_controller(cluster: str) -> bool:
+    """Whether there is a cluster of this name."""
+    return _controller(cluster) is not None
+
+
 def controller_status(cluster: str) -> ClusterStatus:
     """What the controller of a cluster says. Raises ClusterError if there is none."""
     status: ClusterStatus = ray.get(_known_controller(cluster).status.remote(), timeout=_STATUS_TIMEOUT_S)

@@ -22,7 +22,7 @@ from deploy.commands.options import (
 from deploy.commands.settling import wait_until_settled
 from deploy.core_assignment import assign_cores
 from deploy.errors import ClusterError
-from deploy.lifecycle import available_cores, change_cluster, cluster_spec_of, start_cluster
+from deploy.lifecycle import attach_cluster, available_cores, change_cluster, cluster_spec_of, start_cluster
 from deploy.process_logging import LOG_FORMATS
 from deploy.startup_view import StartupView
 
@@ -106,15 +106,22 @@ def up(file: Path | None, model: Path | None, ray_address: str, grace: float, **
       baton up --ray-address HEAD:6379 --host node --role-label baton-role    on several machines
     """
     spec = cluster_spec(model, **spec_settings(ray_address=ray_address, **options))
-    if file is not None and spec.name in RecordStore().names():
-        record = RecordStore().load(spec.name)
-        _change(record, spec, grace)
-    else:
-        record = start_with_view(spec, ray_address)
+    running = _running(spec.name, ray_address) if file is not None else None
+    if running is not None:
+        _change(running, spec, grace)
+    record = running or start_with_view(spec, ray_address)
     option = "" if spec.name == DEFAULT_CLUSTER_NAME else f" --name {spec.name}"
     click.echo(f"{spec.model_name} is ready at {record.router_address}")
     click.echo(f'Try: baton chat{option} | baton generate{option} "Hello" | baton status{option}')
     click.echo(f"Stop it with: baton down{option}")
+
+
+def _running(name: str, ray_address: str) -> ClusterRecord | None:
+    """The cluster of this name, also if it was started from another machine."""
+    store = RecordStore()
+    if name in store.names():
+        return store.load(name)
+    return attach_cluster(name, ray_address, store) if ray_address else None
 
 
 def _change(record: ClusterRecord, spec: ClusterSpec, grace_s: float) -> None:

@@ -10,7 +10,7 @@ from baton.v1 import request_pb2
 from deploy.cluster_record import RecordStore
 from deploy.cluster_spec import NODE_HOST, ClusterSpec
 from deploy.cluster_status import MemberState
-from deploy.lifecycle import cluster_status, start_cluster, stop_cluster
+from deploy.lifecycle import attach_cluster, cluster_status, start_cluster, stop_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -43,6 +43,10 @@ def test_each_member_runs_and_listens_on_a_node_of_its_role(tmp_path: Path, mode
                     stream = client.generate(ALPHABET, max_tokens=12, temperature=0.0)
                     assert stream.read() == ALPHABET_ANSWER
                 assert stream.timeline.path == request_pb2.PATH_DISAGGREGATED
+                elsewhere = RecordStore(tmp_path / "another machine")
+                attached = attach_cluster(spec.name, head, elsewhere)
+                assert attached == elsewhere.load(spec.name) == record
+                assert attach_cluster("no-such-cluster", head, elsewhere) is None
                 nodes[2].die()
                 wait_for(lambda: cluster_status(record).workers[1].report.state is MemberState.RESTARTING, 60)
                 nodes.append(Node(head, ADDRESSES["decode"], tmp_path / "again.log", labels="baton-role=decode"))
