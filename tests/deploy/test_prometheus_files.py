@@ -109,6 +109,12 @@ def test_promtool_has_no_complaint(command):
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def test_labels_of_metrics_win_over_those_of_targets():
+    """Else baton_worker_up has worker="router", and no alert on it can ever fire."""
+    (job,) = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())["scrape_configs"]
+    assert job["honor_labels"] is True
+
+
 @pytest.mark.parametrize("alert", ALERTS)
 def test_each_alert_has_a_runbook(alert):
     document, _, anchor = ALERTS[alert]["annotations"]["runbook_url"].partition("#")
