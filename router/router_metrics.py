@@ -28,6 +28,11 @@ PHASES = ("queue", "reserve", "dispatch", "prefill_queue", "prefill")
 SLO_VERDICTS = ("met", "ttft_missed", "tpot_missed", "both_missed")
 FINISHED = {request_pb2.FINISH_REASON_STOP: "stop", request_pb2.FINISH_REASON_LENGTH: "length"}
 PATHS = {request_pb2.PATH_DISAGGREGATED: "disaggregated", request_pb2.PATH_LOCAL_PREFILL: "local_prefill"}
+RECOVERY_REASONS = (
+    *("CONNECTION_LOST", "WORKER_LOST", "LINK_LOST", "PUSH_ENDED", "CHECKSUM_MISMATCH", "INCOMPLETE"),
+    *("PREEMPTED", "DRAINING", "OTHER"),
+)
+REJECTION_REASONS = ("QUEUE_FULL", "DEADLINE_UNREACHABLE", "OTHER")
 _REASON_PATTERN = re.compile(r"[A-Z][A-Z0-9_]{0,39}")
 
 
@@ -54,8 +59,10 @@ class RouterMetrics:
             ("baton_requests_by_path_total", PATHS.values()),
             ("baton_prompt_tokens_cached_total", ("prefill", "decode")),
             ("baton_slo_requests_total", SLO_VERDICTS),
+            ("baton_recoveries_total", RECOVERY_REASONS),
+            ("baton_rejections_total", REJECTION_REASONS),
         ):
-            for value in values:  # there from the start: a rate needs a first value
+            for value in values:  # there from the start: without a first value nothing has increased
                 made.counter(name, value)
         made.gauge("baton_slo_target_seconds", "ttft").set(self._targets.ttft_s)
         made.gauge("baton_slo_target_seconds", "tpot").set(self._targets.tpot_s)
@@ -80,6 +87,8 @@ class RouterMetrics:
         """A request has ended: whole, with an error, or cancelled."""
         self._running.dec()
         self.instruments.counter("baton_requests_total", _status(error)).inc()
+        if outcome.timeline.ttft_s:  # also of an answer that broke off later
+            self.instruments.histogram("baton_time_to_first_token_seconds").observe(outcome.timeline.ttft_s)
         for recovery in outcome.recoveries:
             self.instruments.counter("baton_recoveries_total", _reason(recovery)).inc()
         if error is None:
@@ -91,7 +100,6 @@ class RouterMetrics:
         made, timeline = self.instruments, outcome.timeline
         made.counter("baton_request_success_total", FINISHED[outcome.reason]).inc()
         made.counter("baton_requests_by_path_total", PATHS[timeline.path]).inc()
-        made.histogram("baton_time_to_first_token_seconds").observe(timeline.ttft_s)
         made.histogram("baton_e2e_request_latency_seconds").observe(timeline.e2e_s)
         tpot_s = (timeline.e2e_s - timeline.ttft_s) / max(outcome.num_tokens - 1, 1)
         if outcome.num_tokens > 1:

@@ -73,7 +73,8 @@ async def test_every_end_is_counted_once(error, status, outcome_of_an_answer):
     counts = {s: value("baton_requests_total", {"status": s}) for s in ("ok", status)}
     assert counts == {"ok": float(error is None), status: 1.0}
     assert value("baton_requests_running") == 0
-    assert value("baton_time_to_first_token_seconds_count") == float(error is None)
+    assert value("baton_e2e_request_latency_seconds_count") == float(error is None)
+    assert value("baton_time_to_first_token_seconds_count") == 1  # it had a first token, whatever came then
 
 
 async def test_ends_on_a_server_are_told_by_status(start_router, pair, messages, scrape):
@@ -115,6 +116,13 @@ async def test_a_recovery_is_told_by_its_reason(outcome_of_an_answer):
     value = metrics.instruments.registry.get_sample_value
     assert value("baton_recoveries_total", {"reason": "PREEMPTED"}) == 2
     assert value("baton_recoveries_total", {"reason": "OTHER"}) == 2
+
+
+def test_what_has_not_happened_yet_is_zero_and_not_unknown():
+    """Or the first recoveries would be no increase, and no alert."""
+    value = RouterMetrics().instruments.registry.get_sample_value
+    assert value("baton_recoveries_total", {"reason": "CONNECTION_LOST"}) == 0
+    assert value("baton_rejections_total", {"reason": "QUEUE_FULL"}) == 0
 
 
 async def test_workers_are_up_as_long_as_requests_may_go_there(start_router, pair, eventually, scrape):
