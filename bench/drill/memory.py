@@ -28,6 +28,11 @@ class MemoryCurve:
         return MemoryCurve(self.name, self.pid, tuple(s for s in self.samples if s[0] >= middle_s))
 
     @property
+    def growth_bytes(self) -> int:
+        """From the first sample to the last."""
+        return self.samples[-1][1] - self.samples[0][1]
+
+    @property
     def growth_mib_per_min(self) -> float:
         """Slope of the line with the least squared errors; 0 with fewer than two moments."""
         count = len(self.samples)

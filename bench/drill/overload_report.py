@@ -1,16 +1,16 @@
 """What an overloaded cluster did with the requests it could not all serve. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from bench.drill.memory import MIB
+from bench.drill.memory import MIB, MemoryCurve
 from bench.measurement import Measurement
 from bench.statistics import median
 
 MIN_GOODPUT_RATIO = 0.8
 MAX_REJECTION_S = 0.1
-MAX_GROWTH_MIB = 50.0
+MAX_GROWTH_MIB = 30.0
 # A request that ends without an answer this close to its deadline was not rejected early: it ran out of time.
 _DEADLINE_SHARE = 0.9
 
@@ -37,7 +37,7 @@ def fate(measurement: Measurement, deadline_s: float) -> Fate:
 class Overload:
     """One overload. Goodput is answers within the deadline per second.
 
-    `growth_bytes` is by process; `num_prefilled_tokens` what all workers have prefilled meanwhile.
+    `curves` are the memory of all processes meanwhile; `num_prefilled_tokens` what all workers have prefilled.
     """
 
     capacity_per_s: float
@@ -47,7 +47,7 @@ class Overload:
     prompt_tokens: int
     measurements: Sequence[Measurement]
     num_prefilled_tokens: int
-    growth_bytes: Mapping[str, int]
+    curves: Sequence[MemoryCurve]
 
     @property
     def counts(self) -> dict[Fate, int]:
@@ -95,9 +95,10 @@ class Overload:
             found.append("workers do not count the tokens they prefill: nothing is known of rejected prompts")
         elif self.num_rejected_prefilled:
             found.append(f"the prompts of at least {self.num_rejected_prefilled:.0f} rejected requests were prefilled")
+        # Allocators take what they need for a load when they first meet it; after that nothing may grow.
         found += [
-            f"{name} grew by {growth / MIB:.0f} MiB"
-            for name, growth in self.growth_bytes.items()
-            if growth / MIB > MAX_GROWTH_MIB
+            f"{curve.name} still grew by {growth / MIB:.0f} MiB in the later half"
+            for curve in self.curves
+            if (growth := curve.later_half.growth_bytes) / MIB > MAX_GROWTH_MIB
         ]
         return tuple(found)

@@ -23,6 +23,7 @@ from bench.prompts import PromptShape, make_prompts
 from bench.statistics import median
 
 _LEVEL_S = 8.0
+_SAMPLE_INTERVAL_S = 5.0
 _LEVELS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -116,9 +117,10 @@ async def _overload(
     step_s = options.overload_s / len(arrivals_s)
     counted = replace(load, on_done=lambda _: stage.advance(step_s))
     async with WorkerReader.connected(drill.cluster.roster.workers_up) as reader:
-        memory, prefilled = await sampler.sample(), num_prefilled_tokens(await reader.ledgers())
-        measurements = await open_loop(counted, list(itertools.islice(prompts, len(arrivals_s))), arrivals_s)
-        memory_after, prefilled_after = await sampler.sample(), num_prefilled_tokens(await reader.ledgers())
+        prefilled = num_prefilled_tokens(await reader.ledgers())
+        async with sampler.every(_SAMPLE_INTERVAL_S):
+            measurements = await open_loop(counted, list(itertools.islice(prompts, len(arrivals_s))), arrivals_s)
+        prefilled_after = num_prefilled_tokens(await reader.ledgers())
     return Overload(
         capacity_per_s=capacity_per_s,
         offered_per_s=offered_per_s,
@@ -127,7 +129,7 @@ async def _overload(
         prompt_tokens=options.prompt_tokens,
         measurements=measurements,
         num_prefilled_tokens=prefilled_after - prefilled,
-        growth_bytes={name: size - memory[name, pid] for (name, pid), size in memory_after.items()},
+        curves=sampler.curves,
     )
 
 
@@ -135,7 +137,10 @@ def _findings(overload: Overload, unloaded_s: float, concurrency: int) -> Findin
     counts = overload.counts
     rejection = "" if overload.rejection_s is None else f", known after {overload.rejection_s * 1e3:.0f} ms (median)"
     fates = ", ".join(f"{count} {fate.value}" for fate, count in counts.items())
-    growth = ", ".join(f"{name} {size / MIB:+.0f}" for name, size in overload.growth_bytes.items())
+    growth = ", ".join(
+        f"{curve.name} {curve.growth_bytes / MIB:+.0f} ({curve.later_half.growth_bytes / MIB:+.0f} in its later half)"
+        for curve in overload.curves
+    )
     return Findings(
         violations=overload.violations,
         facts=(
@@ -166,7 +171,8 @@ def _numbers(overload: Overload, unloaded_s: float, concurrency: int) -> dict[st
         "num_prefilled_tokens": overload.num_prefilled_tokens,
         "num_rejected_prefilled": overload.num_rejected_prefilled,
         "num_unanswered_prefilled": overload.num_unanswered_prefilled,
-        "growth_bytes": dict(overload.growth_bytes),
+        "growth_bytes": {curve.name: curve.growth_bytes for curve in overload.curves},
+        "growth_bytes_later_half": {curve.name: curve.later_half.growth_bytes for curve in overload.curves},
     }
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.drill.memory import MIB
+from bench.drill.memory import MIB, MemoryCurve
 from bench.drill.overload_report import Fate, Overload, fate
 from bench.measurement import Measurement
 
@@ -12,6 +12,11 @@ BROKEN = Measurement(0.0, 1.0, (0.5,), failure="UNAVAILABLE")
 SLOWLY_REJECTED = Measurement(0.0, 1.0, failure="RESOURCE_EXHAUSTED")
 
 
+def curve(name, *sizes_mib):
+    """A sample each 10 s."""
+    return MemoryCurve(name, 1, tuple((10.0 * number, size * MIB) for number, size in enumerate(sizes_mib)))
+
+
 def overload(measurements, **fields):
     known = {
         "capacity_per_s": 2.0,
@@ -20,7 +25,7 @@ def overload(measurements, **fields):
         "deadline_s": 3.0,
         "prompt_tokens": 50,
         "num_prefilled_tokens": 50 * sum(not m.failure for m in measurements),
-        "growth_bytes": {"router": MIB},
+        "curves": [curve("router", 100, 101, 101)],
     }
     return Overload(measurements=measurements, **{**known, **fields})
 
@@ -76,6 +81,7 @@ def test_workers_that_do_not_count_are_told():
     assert "do not count" in overload([ANSWERED] * 20, num_prefilled_tokens=0).violations[0]
 
 
-def test_growth_of_any_process_is_told():
-    found = overload([ANSWERED] * 20, growth_bytes={"router": 51 * MIB, "decode-0": -60 * MIB})
-    assert found.violations == ("router grew by 51 MiB",)
+def test_memory_that_still_grows_in_the_later_half_is_told():
+    curves = [curve("router", 100, 110, 141), curve("prefill-0", 100, 300, 330), curve("decode-0", 100, 90, 40)]
+    found = overload([ANSWERED] * 20, curves=curves)
+    assert found.violations == ("router still grew by 31 MiB in the later half",)
