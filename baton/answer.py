@@ -30,6 +30,7 @@ class GenerateOptions(TypedDict, total=False):
     temperature: >= 0, 0 is greedy, default 1. top_k: most likely tokens kept, default no limit. top_p: in
     (0, 1], default 1. seed: default random. max_tokens: default what the context window leaves.
     stop_token_ids: end the answer, beside the model's end tokens, which ignore_eos switches off.
+    stop: strings that end the answer, whose text ends before them, or after with include_stop_in_output.
     timeout_s: seconds for the whole answer, default the client's. model: default the only one served.
     request_id: default one that the server makes. cache_salt: who gives the same shares the prefix cache.
     priority: in [-100, 100], the lower the earlier its turn, default 0.
@@ -42,6 +43,8 @@ class GenerateOptions(TypedDict, total=False):
     seed: int | None
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    stop: str | Sequence[str] | None
+    include_stop_in_output: bool
     timeout_s: float | None
     model: str
     request_id: str
@@ -60,8 +63,8 @@ class Chunk:
 class Answer:
     """An answer as far as it has arrived.
 
-    None until its end: `finish_reason` ("stop" or "length"), `stop_token_id` (None also if no token ended it),
-    `usage` (token counts) and `timeline` (where the time went, seconds).
+    None until its end: `finish_reason` ("stop" or "length"), `stop_token_id` and `stop_text` (None also if no stop
+    token or string ended it), `usage` (token counts) and `timeline` (where the time went, seconds).
     """
 
     def __init__(self, request_id: str) -> None:
@@ -69,6 +72,7 @@ class Answer:
         self.num_prompt_tokens: int | None = None
         self.finish_reason: str | None = None
         self.stop_token_id: int | None = None
+        self.stop_text: str | None = None
         self.usage: request_pb2.Usage | None = None
         self.timeline: request_pb2.Timeline | None = None
         self._texts: list[str] = []
@@ -104,6 +108,7 @@ class Answer:
     def _fold_finish(self, finish: inference_pb2.Finish) -> None:
         self.finish_reason = _FINISH_REASONS.get(finish.reason, "unknown")
         self.stop_token_id = finish.stop_token_id if finish.HasField("stop_token_id") else None
+        self.stop_text = finish.stop_text if finish.HasField("stop_text") else None
         self.usage = finish.usage
         self.timeline = finish.timeline
 
@@ -122,10 +127,13 @@ def build_request(prompt: Prompt, options: GenerateOptions) -> inference_pb2.Gen
         _set(request, name, options.get(name), name)
     for name in ("temperature", "top_k", "top_p", "seed"):
         _set(request.sampling, name, options.get(name), f"sampling.{name}")
-    for name in ("max_tokens", "ignore_eos"):
+    for name in ("max_tokens", "ignore_eos", "include_stop_in_output"):
         _set(request.stopping, name, options.get(name), f"stopping.{name}")
     stop_token_ids = options.get("stop_token_ids") or ()
-    _extend(request.stopping.stop_token_ids, stop_token_ids, "stopping.stop_token_ids")
+    _extend(request.stopping.stop_token_ids, stop_token_ids, "stopping.stop_token_ids", "token ids")
+    stop = options.get("stop")
+    if stop is not None:
+        _extend(request.stopping.stop, [stop] if isinstance(stop, str) else stop, "stopping.stop", "strings")
     _set_prompt(request, prompt)
     return request
 
@@ -151,7 +159,7 @@ def _set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
             _add_message(request.chat, message, f"chat.messages[{i}]")
         return
     request.token_ids.SetInParent()
-    _extend(request.token_ids.ids, prompt, "token_ids.ids")
+    _extend(request.token_ids.ids, prompt, "token_ids.ids", "token ids")
 
 
 def _add_message(chat: inference_pb2.Chat, message: Any, path: str) -> None:
@@ -175,11 +183,11 @@ def _set(message: Message, name: str, value: object, path: str) -> None:
         raise _invalid(path, f"cannot be sent: {error}") from error
 
 
-def _extend(field: Any, values: Any, path: str) -> None:
+def _extend(field: Any, values: Any, path: str, what: str) -> None:
     try:
         field.extend(values)
     except (TypeError, ValueError) as error:
-        raise _invalid(path, f"must be a list of token ids: {error}") from error
+        raise _invalid(path, f"must be a list of {what}: {error}") from error
 
 
 def _invalid(path: str, description: str) -> InvalidRequest:

@@ -19,6 +19,7 @@ class Outcome:
     arrived_at: float
     reason: request_pb2.FinishReason = request_pb2.FINISH_REASON_UNSPECIFIED
     stop_token_id: int | None = None
+    stop_text: str | None = None
     num_prompt_tokens: int = 0
     num_tokens: int = 0
     prefill_cached_tokens: int = 0
@@ -89,3 +90,9 @@ class Outcome:
     def finish(self, reason: request_pb2.FinishReason, stop_token_id: int | None) -> None:
         """The answer has ended."""
         self.reason, self.stop_token_id = reason, stop_token_id
+
+    def finish_at(self, stop_text: str, num_surplus_tokens: int = 0) -> None:
+        """A stop string has ended the answer; the surplus tokens, made after it, are not part of it."""
+        self.finish(request_pb2.FINISH_REASON_STOP, None)
+        self.stop_text = stop_text
+        self.num_tokens -= num_surplus_tokens

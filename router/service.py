@@ -21,6 +21,7 @@ from router.outcome import Outcome
 from router.reply import CLIENT_STALL_LIMIT_S, Reply
 from router.router_metrics import RouterMetrics
 from router.running_requests import RunningRequest, RunningRequests
+from router.stop_strings import AnswerText, StopScanner
 from router.validation import Defaults, Limits, PromptRequest, check_fields, tokenize
 
 logger = logging.getLogger(__name__)
@@ -127,7 +128,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                 async with asyncio.timeout_at(deadline_at):
                     prompt = await self._tokenized(request, running.request_id)
                     outcome.num_prompt_tokens = len(prompt.token_ids)
-                    await self._dispatch(prompt, outcome, deadline_at, reply)
+                    text = self._answer_text(prompt, request.stopping)
+                    await self._dispatch(prompt, text, outcome, deadline_at, reply)
                     return prompt
         except TimeoutError:
             raise DeadlineExceeded(
@@ -151,22 +153,33 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             self._dispatcher.check_room()
             return await asyncio.to_thread(work)
 
-    async def _dispatch(self, prompt: PromptRequest, outcome: Outcome, deadline_at: float, reply: Reply) -> None:
-        detokenizer = self._codec.detokenizer()
+    def _answer_text(self, prompt: PromptRequest, stopping: request_pb2.StoppingCriteria) -> AnswerText:
+        # A stop token is counted, and told as a token, but is no part of the text.
+        scanner = StopScanner(stopping.stop, includes_stop=stopping.include_stop_in_output)
+        return AnswerText(self._codec.detokenizer(), scanner, prompt.sampling.stop_token_ids)
+
+    async def _dispatch(
+        self, prompt: PromptRequest, text: AnswerText, outcome: Outcome, deadline_at: float, reply: Reply
+    ) -> None:
         info: inference_pb2.PromptInfo | None = inference_pb2.PromptInfo(num_prompt_tokens=len(prompt.token_ids))
         meter = self._metrics.token_meter()
         try:
             async with aclosing(self._dispatcher.run(prompt, outcome, deadline_at)) as deltas:
                 async for token_ids in deltas:
                     meter.note(len(token_ids), time.monotonic())
-                    # A stop token is counted, and told as a token, but is no part of the text.
-                    text = detokenizer.push(t for t in token_ids if t not in prompt.sampling.stop_token_ids)
-                    reply.add(inference_pb2.GenerateResponse(prompt_info=info, text=text, token_ids=token_ids))
+                    own_ids, piece = text.push(token_ids)
+                    reply.add(inference_pb2.GenerateResponse(prompt_info=info, text=piece, token_ids=own_ids))
                     info = None
+                    if text.matched is not None:
+                        outcome.finish_at(text.matched, num_surplus_tokens=len(token_ids) - len(own_ids))
+                        break  # which ends the workers' calls
         except BatonError:
             await reply.flush()  # what there is comes before the error
             raise
-        reply.add(inference_pb2.GenerateResponse(text=detokenizer.finish(), finish=self._finish(prompt, outcome)))
+        rest = text.finish()
+        if outcome.stop_text is None and text.matched is not None:
+            outcome.finish_at(text.matched)
+        reply.add(inference_pb2.GenerateResponse(text=rest, finish=self._finish(prompt, outcome)))
 
     def _finish(self, prompt: PromptRequest, outcome: Outcome) -> inference_pb2.Finish:
         outcome.timeline.e2e_s = outcome.since_arrival_s()
@@ -182,6 +195,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         )
         if outcome.stop_token_id is not None:
             finish.stop_token_id = outcome.stop_token_id
+        if outcome.stop_text is not None:
+            finish.stop_text = outcome.stop_text
         return finish
 
     def _limits(self) -> Limits:

@@ -16,6 +16,8 @@ from engine.text_codec import TextCodec
 MAX_REQUEST_ID_CHARS = 128
 MAX_CACHE_SALT_BYTES = 256
 MAX_STOP_TOKEN_IDS = 1024
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,15 @@ def _stopping_violations(stopping: StoppingCriteria, vocab_size: int) -> Iterato
             "stopping.stop_token_ids", f"has {num_stop_ids} ids; at most {MAX_STOP_TOKEN_IDS} are allowed"
         )
     yield from _token_id_violations("stopping.stop_token_ids", stopping.stop_token_ids, vocab_size)
+    if len(stopping.stop) > MAX_STOP_STRINGS:
+        yield FieldViolation(
+            "stopping.stop", f"has {len(stopping.stop)} strings; at most {MAX_STOP_STRINGS} are allowed"
+        )
+    for i, stop in enumerate(stopping.stop[:MAX_STOP_STRINGS]):
+        if not 0 < len(stop) <= MAX_STOP_STRING_CHARS:
+            yield FieldViolation(
+                f"stopping.stop[{i}]", f"has {len(stop)} characters; 1 to {MAX_STOP_STRING_CHARS} are allowed"
+            )
 
 
 def _token_id_violations(field: str, token_ids: Sequence[int], vocab_size: int) -> Iterator[FieldViolation]:

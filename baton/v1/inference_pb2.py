@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import request_pb2 as baton_dot_v1_dot_request__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x16\x62\x61ton/v1/request.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"/\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\"\x97\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12,\n\x08stopping\x18\x07 \x01(\x0b\x32\x1a.baton.v1.StoppingCriteria\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\x42\x08\n\x06prompt\"\x80\x01\n\x10GenerateResponse\x12)\n\x0bprompt_info\x18\x01 \x01(\x0b\x32\x14.baton.v1.PromptInfo\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12 \n\x06\x66inish\x18\x04 \x01(\x0b\x32\x10.baton.v1.Finish\"\'\n\nPromptInfo\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\"\xa4\x01\n\x06\x46inish\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x1e\n\x05usage\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Usage\x12$\n\x08timeline\x18\x04 \x01(\x0b\x32\x12.baton.v1.TimelineB\x10\n\x0e_stop_token_id\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"$\n\rAbortResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\r\"\x15\n\x13GetModelInfoRequest\"\x99\x01\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1d\n\x15\x63ontext_window_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x15\n\reos_token_ids\x18\x06 \x03(\r2\xe0\x01\n\x10InferenceService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x38\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x17.baton.v1.AbortResponse\x12M\n\x0cGetModelInfo\x12\x1d.baton.v1.GetModelInfoRequest\x1a\x1e.baton.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/v1/inference.proto\x12\x08\x62\x61ton.v1\x1a\x16\x62\x61ton/v1/request.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x03\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"/\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\"\x97\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12,\n\x08stopping\x18\x07 \x01(\x0b\x32\x1a.baton.v1.StoppingCriteria\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x05\x42\x08\n\x06prompt\"\x80\x01\n\x10GenerateResponse\x12)\n\x0bprompt_info\x18\x01 \x01(\x0b\x32\x14.baton.v1.PromptInfo\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12 \n\x06\x66inish\x18\x04 \x01(\x0b\x32\x10.baton.v1.Finish\"\'\n\nPromptInfo\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\"\xca\x01\n\x06\x46inish\x12&\n\x06reason\x18\x01 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x1e\n\x05usage\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Usage\x12$\n\x08timeline\x18\x04 \x01(\x0b\x32\x12.baton.v1.Timeline\x12\x16\n\tstop_text\x18\x05 \x01(\tH\x01\x88\x01\x01\x42\x10\n\x0e_stop_token_idB\x0c\n\n_stop_text\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"$\n\rAbortResponse\x12\x13\n\x0bnum_aborted\x18\x01 \x01(\r\"\x15\n\x13GetModelInfoRequest\"\x99\x01\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1d\n\x15\x63ontext_window_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\t\x12\x15\n\reos_token_ids\x18\x06 \x03(\r2\xe0\x01\n\x10InferenceService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x38\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x17.baton.v1.AbortResponse\x12M\n\x0cGetModelInfo\x12\x1d.baton.v1.GetModelInfoRequest\x1a\x1e.baton.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,15 +45,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROMPTINFO']._serialized_start=595
   _globals['_PROMPTINFO']._serialized_end=634
   _globals['_FINISH']._serialized_start=637
-  _globals['_FINISH']._serialized_end=801
-  _globals['_ABORTREQUEST']._serialized_start=803
-  _globals['_ABORTREQUEST']._serialized_end=837
-  _globals['_ABORTRESPONSE']._serialized_start=839
-  _globals['_ABORTRESPONSE']._serialized_end=875
-  _globals['_GETMODELINFOREQUEST']._serialized_start=877
-  _globals['_GETMODELINFOREQUEST']._serialized_end=898
-  _globals['_GETMODELINFORESPONSE']._serialized_start=901
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1054
-  _globals['_INFERENCESERVICE']._serialized_start=1057
-  _globals['_INFERENCESERVICE']._serialized_end=1281
+  _globals['_FINISH']._serialized_end=839
+  _globals['_ABORTREQUEST']._serialized_start=841
+  _globals['_ABORTREQUEST']._serialized_end=875
+  _globals['_ABORTRESPONSE']._serialized_start=877
+  _globals['_ABORTRESPONSE']._serialized_end=913
+  _globals['_GETMODELINFOREQUEST']._serialized_start=915
+  _globals['_GETMODELINFOREQUEST']._serialized_end=936
+  _globals['_GETMODELINFORESPONSE']._serialized_start=939
+  _globals['_GETMODELINFORESPONSE']._serialized_end=1092
+  _globals['_INFERENCESERVICE']._serialized_start=1095
+  _globals['_INFERENCESERVICE']._serialized_end=1319
 # @@protoc_insertion_point(module_scope)

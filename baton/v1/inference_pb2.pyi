@@ -68,16 +68,18 @@ class PromptInfo(_message.Message):
     def __init__(self, num_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "stop_token_id", "usage", "timeline")
+    __slots__ = ("reason", "stop_token_id", "usage", "timeline", "stop_text")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    STOP_TEXT_FIELD_NUMBER: _ClassVar[int]
     reason: _request_pb2.FinishReason
     stop_token_id: int
     usage: _request_pb2.Usage
     timeline: _request_pb2.Timeline
-    def __init__(self, reason: _Optional[_Union[_request_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_request_pb2.Usage, _Mapping]] = ..., timeline: _Optional[_Union[_request_pb2.Timeline, _Mapping]] = ...) -> None: ...
+    stop_text: str
+    def __init__(self, reason: _Optional[_Union[_request_pb2.FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[_request_pb2.Usage, _Mapping]] = ..., timeline: _Optional[_Union[_request_pb2.Timeline, _Mapping]] = ..., stop_text: _Optional[str] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -29,6 +29,7 @@ from deploy.timeline_view import print_timeline
     help="0 always takes the likeliest token.",
 )
 @seed_option
+@click.option("--stop", multiple=True, help="End the answer before this text. May be given several times.")
 @click.option("--chat/--raw", default=True, help="Ask a question, or continue the text. [default: chat]")
 @click.option(
     "--priority",
@@ -47,6 +48,7 @@ def generate(  # noqa: PLR0913 - one for each option
     max_tokens: int,
     temperature: float,
     seed: int | None,
+    stop: tuple[str, ...],
     chat: bool,
     priority: int,
     timeline: bool,
@@ -59,13 +61,19 @@ def generate(  # noqa: PLR0913 - one for each option
     Examples:
       baton generate "What is the capital of France?"
       baton generate "Once upon a time" --raw --temperature 0.8 --seed 7
+      baton generate "1, 2, 3," --raw --stop 7
       git diff | baton generate - --max-tokens 100 --timeline
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     messages = [{"role": "user", "content": text}]
     with Client(router_address(name, address)) as client:
         stream = client.generate(
-            messages if chat else text, max_tokens=max_tokens, temperature=temperature, seed=seed, priority=priority
+            messages if chat else text,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop=stop,
+            priority=priority,
         )
         with stream:
             for chunk in stream:

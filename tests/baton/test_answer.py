@@ -126,3 +126,28 @@ def test_an_answer_cut_by_length_has_no_stop_token():
 def test_an_answer_without_its_end_is_an_error():
     with pytest.raises(InternalError):
         Answer("r").check_finished()
+
+
+@pytest.mark.parametrize(
+    ("stop", "sent"), [(None, []), ([], []), ("end", ["end"]), ("", [""]), (["a", ""], ["a", ""]), (("b",), ["b"])]
+)
+def test_stop_strings_arrive_one_or_many_and_the_empty_one_for_the_server_to_refuse(stop, sent):
+    assert list(build_request("Hi", {"stop": stop}).stopping.stop) == sent
+
+
+def test_a_stop_string_that_no_message_can_hold_is_refused():
+    for stop in ("\ud83d", [7]):
+        with pytest.raises(InvalidRequest, match=r"stopping\.stop"):
+            build_request("Hi", {"stop": stop})
+
+
+def test_the_stop_string_is_included_only_if_asked_for():
+    assert not build_request("Hi", {}).stopping.include_stop_in_output
+    assert build_request("Hi", {"include_stop_in_output": True}).stopping.include_stop_in_output
+
+
+def test_the_stop_string_that_ended_an_answer_is_told():
+    for finish, stop_text in ((Finish(), None), (Finish(stop_text="x"), "x")):
+        answer = Answer("r")
+        answer.fold(GenerateResponse(finish=finish))
+        assert answer.stop_text == stop_text

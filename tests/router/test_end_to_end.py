@@ -202,3 +202,36 @@ async def test_equal_seeds_give_equal_answers(client):
     assert local.timeline.path == request_pb2.PATH_LOCAL_PREFILL
     assert split.token_ids == local.token_ids
     assert split.token_ids != other.token_ids
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        ("DEFGHIJ", ""),
+        ("GHIJK", "DEF"),
+        ("FG", "DE"),
+        ("DEFGX", "DEFGHIJKLMNOP"),  # what was kept back is not lost
+        ("CDE", "DEFGHIJKLMNOP"),  # the prompt ends with C
+        (["JK", "HI"], "DEFG"),
+        ([], "DEFGHIJKLMNOP"),
+    ],
+)
+async def test_stop_strings_do_not_follow_token_borders(client, router, eventually, stop, text):
+    stream = client.generate(ALPHABET, temperature=0.0, max_tokens=8, stop=stop)
+    pieces = [chunk.text async for chunk in stream]
+    assert "".join(pieces) == text
+    is_whole = text.endswith("P")
+    assert stream.finish_reason == ("length" if is_whole else "stop")
+    assert (stream.stop_text is None) == is_whole
+    await eventually(lambda: is_idle(router))
+
+
+async def test_a_stop_string_inside_the_first_token(client):
+    stream = await answer(client, "The capital of France is", stop=["Pari"])
+    assert (stream.text, stream.stop_text, stream.token_ids) == (" ", "Pari", [7042])
+
+
+async def test_a_stop_string_of_several_tokens_for_one_character(client):
+    chat = [{"role": "user", "content": "Reply with only emojis: 😀 🔥 👍"}]
+    stream = await answer(client, chat, max_tokens=12, stop=["🔥"])
+    assert (stream.text, stream.token_ids) == ("👍", [10813, 235, 231, 10813, 238, 115])

@@ -602,3 +602,51 @@ async def test_a_request_is_aborted_before_its_first_token(
     assert await call.code() is grpc.StatusCode.CANCELLED
     await is_released(router, *pair)
     assert bool(pair[1].decode_requests) is not is_queued
+
+
+async def test_a_stop_string_ends_the_workers_calls_at_the_token_that_completes_it(
+    start_router, pair, messages, eventually
+):
+    """DEF comes from the prefill worker; the decode worker would go on for ever."""
+
+    async def first(request):
+        yield messages.first_token(DEF)
+
+    async def go_on(request):
+        yield messages.reserved()
+        yield messages.committed()
+        yield messages.tokens(57, 58, 59)  # I, J, K
+        await asyncio.Event().wait()
+
+    pair[0].prefill, pair[1].decode = first, go_on
+    _, client = await start_router(*pair)
+    stream = client.generate([1], max_tokens=16, stop=["EFIJ"])
+    assert await stream.read() == "D"
+    assert (stream.finish_reason, stream.stop_text, stream.stop_token_id) == ("stop", "EFIJ", None)
+    assert stream.token_ids == [DEF, 57, 58]
+    assert stream.usage.completion_tokens == 3
+    await eventually(lambda: not pair[0].open_calls and not pair[1].open_calls)
+
+
+async def test_a_stop_string_is_found_over_a_change_of_workers(start_router, pair, messages):
+    num_calls = 0
+
+    async def first(request):
+        yield messages.first_token(DEF if DEF not in request.token_ids else 58)
+
+    async def fail_once(request):
+        nonlocal num_calls
+        num_calls += 1
+        yield messages.reserved()
+        yield messages.committed()
+        if num_calls == 1:
+            yield messages.tokens(57)
+            raise Unavailable("the worker dies here")
+        yield messages.tokens(59, 60)
+        await asyncio.Event().wait()
+
+    pair[0].prefill, pair[1].decode = first, fail_once
+    _, client = await start_router(*pair)
+    stream = client.generate([1], max_tokens=16, stop=["EFIJK"], include_stop_in_output=True)
+    assert await stream.read() == "DEFIJK"
+    assert (stream.stop_text, stream.timeline.num_recoveries) == ("EFIJK", 1)

@@ -301,3 +301,20 @@ def test_what_is_accepted_always_fits(check):
             assert granted == max_tokens
 
     fits()
+
+
+@pytest.mark.parametrize(
+    ("stop", "field", "parts"),
+    [
+        ([""], "stopping.stop[0]", ["0 characters", "256"]),
+        (["abc", ""], "stopping.stop[1]", ["0 characters", "256"]),
+        (["a" * 257], "stopping.stop[0]", ["257", "256"]),
+        (["a"] * 17, "stopping.stop", ["17", "16"]),
+    ],
+)
+def test_stop_strings_beyond_the_limits_are_refused(check, stop, field, parts):
+    refused(check, field, *parts, stopping=StoppingCriteria(stop=stop))
+
+
+def test_stop_strings_at_the_limits_are_accepted(check):
+    assert check(stopping=StoppingCriteria(stop=["a" * 256] * 16)).token_ids == (HELLO,)
