@@ -87,6 +87,10 @@ class Dispatcher:
         """Raises ResourceExhausted if the queue is full: before anything is spent on a request."""
         self._queue.check_room()
 
+    def note_stopped(self, outcome: Outcome) -> None:
+        """An answer is whole, though its workers would go on: for the forecast it has ended as any other."""
+        self._forecast.note_end(time.monotonic(), outcome.num_tokens)
+
     async def run(self, prompt: PromptRequest, outcome: Outcome, deadline_at: float) -> Tokens:
         """Yields new token ids until the answer ends, and fills in `outcome`.
 

@@ -172,6 +172,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
                     info = None
                     if text.matched is not None:
                         outcome.finish_at(text.matched, num_surplus_tokens=len(token_ids) - len(own_ids))
+                        self._dispatcher.note_stopped(outcome)
                         break  # which ends the workers' calls
         except BatonError:
             await reply.flush()  # what there is comes before the error
