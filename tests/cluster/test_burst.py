@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from baton.aio_client import AsyncClient
 from baton.errors import ResourceExhausted
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 NUM_REQUESTS, AT_ONCE = 2000, 500
 MAX_GROWTH_BYTES = 20 << 20
@@ -39,7 +39,7 @@ async def _burst(address):
         return tuple(stream.token_ids)
 
     results = []
-    async with AsyncClient(address, timeout_s=120.0) as client:
+    async with AsyncClient(address, timeout_s=590.0) as client:
         for start in range(0, NUM_REQUESTS, AT_ONCE):
             results += await asyncio.gather(*(one(number) for number in range(start, start + AT_ONCE)))
     return results
