@@ -84,9 +84,9 @@ def bf16_cluster(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> I
 
 @pytest.fixture(scope="session")
 def short_queue_cluster(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[LiveCluster]:
-    """One prefill and one decode worker in float32, and a router where 200 may wait."""
+    """One prefill and one decode worker in float32, and a router where 20 may wait."""
     directory = tmp_path_factory.mktemp("state")
-    settings = {"model_dir": str(model_dir), "name": "test-short-queue", "dtype": "float32", "max_waiting": 200}
+    settings = {"model_dir": str(model_dir), "name": "test-short-queue", "dtype": "float32", "max_waiting": 20}
     with _running(directory, **settings) as running:
         yield running
 
