@@ -21,11 +21,11 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Instruments:
-    """The metrics of one process, in a registry of its own. By name: `instruments["baton_requests_total"]`."""
+    """The metrics of one process by name, in a registry of its own."""
 
-    def __init__(self, metrics: Iterable[Metric], registry: CollectorRegistry | None = None) -> None:
+    def __init__(self, metrics: Iterable[Metric]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = registry or CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._by_name: dict[str, MetricWrapperBase] = {m.name: _make(m, self.registry) for m in metrics}
 
     def counter(self, name: str, *labels: str) -> Counter:

@@ -1,6 +1,6 @@
 """What two looks at a process's metrics tell: levels, rates, and quantiles of what happened in between. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -83,8 +83,3 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.1f} s"
-
-
-def total_rate(changes: Iterable[Change], name: str, **labels: str) -> float:
-    """Of several processes together."""
-    return sum(change.rate(name, **labels) for change in changes)

@@ -88,13 +88,19 @@ class RouterMetrics:
         self._running.dec()
         self.instruments.counter("baton_requests_total", _status(error)).inc()
         if outcome.timeline.ttft_s:  # also of an answer that broke off later
-            self.instruments.histogram("baton_time_to_first_token_seconds").observe(outcome.timeline.ttft_s)
+            self._note_first_token(outcome.timeline)
         for recovery in outcome.recoveries:
             self.instruments.counter("baton_recoveries_total", _reason(recovery)).inc()
         if error is None:
             self._note_whole(outcome)
         elif isinstance(error, ResourceExhausted):
             self.instruments.counter("baton_rejections_total", _reason(error)).inc()
+
+    def _note_first_token(self, timeline: request_pb2.Timeline) -> None:
+        """The parts are counted whenever the whole is, so that they sum to it."""
+        self.instruments.histogram("baton_time_to_first_token_seconds").observe(timeline.ttft_s)
+        for phase in PHASES:
+            self.instruments.histogram("baton_request_phase_seconds", phase).observe(getattr(timeline, f"{phase}_s"))
 
     def _note_whole(self, outcome: Outcome) -> None:
         made, timeline = self.instruments, outcome.timeline
@@ -104,8 +110,6 @@ class RouterMetrics:
         tpot_s = (timeline.e2e_s - timeline.ttft_s) / max(outcome.num_tokens - 1, 1)
         if outcome.num_tokens > 1:
             made.histogram("baton_request_time_per_output_token_seconds").observe(tpot_s)
-        for phase in PHASES:
-            made.histogram("baton_request_phase_seconds", phase).observe(getattr(timeline, f"{phase}_s"))
         made.counter("baton_prompt_tokens_total").inc(outcome.num_prompt_tokens)
         made.counter("baton_prompt_tokens_cached_total", "prefill").inc(outcome.prefill_cached_tokens)
         made.counter("baton_prompt_tokens_cached_total", "decode").inc(outcome.decode_cached_tokens)

@@ -75,6 +75,7 @@ async def test_every_end_is_counted_once(error, status, outcome_of_an_answer):
     assert value("baton_requests_running") == 0
     assert value("baton_e2e_request_latency_seconds_count") == float(error is None)
     assert value("baton_time_to_first_token_seconds_count") == 1  # it had a first token, whatever came then
+    assert {value("baton_request_phase_seconds_count", {"phase": phase}) for phase in PHASES} == {1}
 
 
 async def test_ends_on_a_server_are_told_by_status(start_router, pair, messages, scrape):
